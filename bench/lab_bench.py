@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures host-to-host, plain overlay and ONCache side by side in one laboratory.
+
+Two pairs of hosts are built alike; one of them has our agents. So no mode needs to be switched
+on or off, and the modes take turns within seconds of each other: what else the machine does
+meets all of them. Both ends of every measurement run on one CPU, which the traffic keeps busy
+all the time: the time per transaction then is the CPU time per transaction, packet processing
+included (bench/traffic.c says more). Of many short batches the best is the least disturbed one;
+the median is given beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+from bench import traffic
+from bench.traffic import Kind, Load
+from netns_tests.lab import Host, Lab, LabError, Namespace
+
+LEAST_ROUNDS = 3
+BATCHES = 5
+# About 20 ms each: long against a clock tick's disturbance, short against other people's work.
+TRANSACTIONS = {Kind.UDP_RR: 1000, Kind.TCP_RR: 1000, Kind.TCP_CRR: 150, Kind.TCP_STREAM: 64}
+MEGABIT = 8.0  # of a MB, which is what a stream counts as one transaction
+
+
+class Mode(StrEnum):
+    HOST = "host"  # between the two hosts' own addresses
+    OVERLAY = "overlay"  # between pods, nothing of ours attached
+    ONCACHE = "oncache"  # between pods, with the node agents running
+
+
+Progress = Callable[[str], None]
+Look = Callable[[Host, Host], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """From where to where a mode is measured."""
+
+    client: Namespace
+    server: Namespace
+    address: IPv4Address
+
+
+@dataclass
+class Samples:
+    """What the clients of one kind and mode saw so far."""
+
+    batches_us: list[float] = field(default_factory=list)
+    cpu_us: list[float] = field(default_factory=list)
+    lost: int = 0
+
+    def add(self, seen: traffic.Result) -> None:
+        self.batches_us += seen.batches_us
+        self.cpu_us.append(seen.cpu_us)
+        self.lost += seen.lost
+
+
+Measured = dict[Kind, dict[Mode, Samples]]
+
+
+def host_way(one: Host, other: Host) -> Way:
+    """Between two hosts' uplinks."""
+    if other.address is None:
+        raise LabError(f"host {other.label} has no uplink", hint="call lab.wire(...) first")
+    return Way(one, other, other.address)
+
+
+def pod_way(one: Host, other: Host, label: str = "p1") -> Way:
+    """Between the pods of that label on two hosts."""
+    pod = other.pods[label]
+    return Way(one.pods[label], pod, pod.address)
+
+
+def measure(
+    ways: dict[Mode, Way],
+    *,
+    kinds: Sequence[Kind] = tuple(Kind),
+    rounds: int,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Measured:
+    """Measure every kind in every mode, in turns.
+
+    Ends after `rounds`, or with the first round after `seconds` (never before LEAST_ROUNDS).
+    """
+    cpu = max(os.sched_getaffinity(0))
+    measured: Measured = {kind: {mode: Samples() for mode in ways} for kind in kinds}
+    start = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        servers = {
+            (kind, mode): stack.enter_context(
+                traffic.server(way.server, way.address, kind, cpu=cpu)
+            )
+            for kind in kinds
+            for mode, way in ways.items()
+        }
+        for number in range(rounds):
+            late = seconds is not None and time.monotonic() - start > seconds
+            if late and number >= LEAST_ROUNDS:
+                break
+            for kind, mode in _turns(kinds, list(ways), number):
+                load = Load(batches=BATCHES, transactions=TRANSACTIONS[kind], cpu=cpu)
+                seen = traffic.measure(ways[mode].client, servers[kind, mode], load)
+                measured[kind][mode].add(seen)
+            if progress:
+                progress(f"round {number + 1} of {rounds}: {_brief(measured)}")
+    return measured
+
+
+def _turns(
+    kinds: Sequence[Kind], modes: Sequence[Mode], number: int
+) -> Iterator[tuple[Kind, Mode]]:
+    """Every kind in every mode; each round begins with another mode."""
+    shift = number % len(modes)
+    for kind in kinds:
+        for mode in (*modes[shift:], *modes[:shift]):
+            yield kind, mode
+
+
+def _brief(measured: Measured) -> str:
+    parts = []
+    for kind, by_mode in measured.items():
+        best = "/".join(f"{min(samples.batches_us):.1f}" for samples in by_mode.values())
+        parts.append(f"{kind} {best}")
+    return ", ".join(parts) + " µs"
+
+
+def summary(measured: Measured) -> dict[str, dict[str, dict[str, Any]]]:
+    """Per kind and mode the figures of the report; see `run`."""
+    return {
+        kind.value: {mode.value: _figures(kind, mode, by_mode) for mode in by_mode}
+        for kind, by_mode in measured.items()
+    }
+
+
+def _figures(kind: Kind, mode: Mode, by_mode: dict[Mode, Samples]) -> dict[str, Any]:
+    samples = by_mode[mode]
+    best = min(samples.batches_us)
+    made: dict[str, Any] = {
+        "best_us": round(best, 3),
+        "median_us": round(statistics.median(samples.batches_us), 3),
+        "cpu_us": round(statistics.median(samples.cpu_us), 3),
+        "lost": samples.lost,
+        "batches": len(samples.batches_us),
+    }
+    if kind is Kind.TCP_STREAM:
+        made["gbit_s"] = round(MEGABIT * 1000 / best, 3)
+    if Mode.HOST in by_mode:
+        made["share_of_host"] = round(min(by_mode[Mode.HOST].batches_us) / best, 4)
+    if Mode.OVERLAY in by_mode and mode is Mode.ONCACHE:
+        made.update(_against_overlay(best, by_mode))
+    return made
+
+
+def _against_overlay(best: float, by_mode: dict[Mode, Samples]) -> dict[str, float | None]:
+    overlay = min(by_mode[Mode.OVERLAY].batches_us)
+    made: dict[str, float | None] = {"cost_of_overlay": round(best / overlay, 4)}
+    if Mode.HOST in by_mode:
+        extra = overlay - min(by_mode[Mode.HOST].batches_us)
+        made["extra_gone"] = round((overlay - best) / extra, 4) if extra > 0 else None
+    return made
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on most."""
+    return {"kernel": os.uname().release, "cpus": os.cpu_count()}
+
+
+def run(
+    *,
+    rounds: int = 12,
+    seconds: float | None = None,
+    modes: Sequence[Mode | str] = tuple(Mode),
+    kinds: Sequence[Kind | str] = tuple(Kind),
+    progress: Progress | None = None,
+    look: Look | None = None,
+) -> dict[str, Any]:
+    """Build the laboratory, measure, take it down; returns the report.
+
+    {"kinds": {kind: {mode: {"best_us", "median_us", "cpu_us", "lost", "batches", "share_of_host",
+    and for oncache "cost_of_overlay", "extra_gone"}}}, "programs": {}, "machine": {"kernel",
+    "cpus"}}. Microseconds are per transaction, of a stream per MB (which also has "gbit_s").
+    `share_of_host` compares rates, `cost_of_overlay` times; `extra_gone` is the share of the
+    overlay's extra cost over host-to-host that is gone.
+
+    `look` is called with the two accelerated hosts after the last round, while their agents run;
+    the dictionary it returns is merged into the report.
+    """
+    traffic.require()
+    wanted = [Mode(mode) for mode in modes]
+    say = progress or (lambda _: None)
+    report: dict[str, Any] = {"kinds": {}, "programs": {}, "machine": machine()}
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(Lab())
+        say("building two pairs of hosts with a pod each")
+        ways = _plain_ways(lab, wanted)
+        if Mode.ONCACHE in wanted:
+            fast = lab.pair(("c", "d"))
+            say("starting the node agents on the second pair")
+            for host in fast:
+                stack.enter_context(host.agent())
+            ways[Mode.ONCACHE] = pod_way(*fast)
+        chosen = [Kind(kind) for kind in kinds]
+        report["kinds"] = summary(
+            measure(ways, kinds=chosen, rounds=rounds, seconds=seconds, progress=progress)
+        )
+        if look and Mode.ONCACHE in wanted:
+            report.update(look(*fast))
+        say("taking everything down")
+    return report
+
+
+def _plain_ways(lab: Lab, wanted: Sequence[Mode]) -> dict[Mode, Way]:
+    plain = lab.pair(("a", "b"))
+    ways = {Mode.HOST: host_way(*plain), Mode.OVERLAY: pod_way(*plain)}
+    return {mode: way for mode, way in ways.items() if mode in wanted}
+
+
+_TITLES = {
+    Kind.UDP_RR: "UDP request-response",
+    Kind.TCP_RR: "TCP request-response",
+    Kind.TCP_CRR: "connection per request",
+    Kind.TCP_STREAM: "TCP stream",
+}
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report's figures for people, one line per kind and mode."""
+    lines = [
+        f"{'':24}{'':9}{'rate':>14}{'CPU, best':>14}{'median':>10}{'of host':>9}"
+        f"{'of overlay':>12}{'extra cost':>12}",
+        f"{'':24}{'':9}{'':>14}{'':>14}{'':>10}{'(rate)':>9}{'(CPU)':>12}{'gone':>12}",
+    ]
+    for kind, by_mode in report["kinds"].items():
+        title = _TITLES[Kind(kind)]
+        for mode, figures in by_mode.items():
+            lines.append(f"{title:24}{mode:9}{_row(Kind(kind), figures)}".rstrip())
+            title = ""
+    return "\n".join(lines)
+
+
+def _row(kind: Kind, figures: dict[str, Any]) -> str:
+    unit = "µs/MB" if kind is Kind.TCP_STREAM else "µs"
+    rate = f"{figures['gbit_s']:.1f} Gbit/s" if "gbit_s" in figures else _per_second(figures)
+    cost = figures.get("cost_of_overlay")
+    return (
+        f"{rate:>14}{figures['best_us']:>8.1f} {unit:<5}{figures['median_us']:>10.1f}"
+        f"{_ratio(figures.get('share_of_host')):>9}{_ratio(cost):>12}"
+        f"{_percent(figures.get('extra_gone')):>12}"
+    )
+
+
+def _per_second(figures: dict[str, Any]) -> str:
+    return f"{1e6 / figures['best_us']:,.0f} /s"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.lab_bench", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--modes", nargs="+", choices=list(Mode), default=list(Mode))
+    parser.add_argument("--kinds", nargs="+", choices=list(Kind), default=list(Kind))
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    chosen = parser.parse_args(arguments)
+    report = run(
+        rounds=chosen.rounds,
+        modes=chosen.modes,
+        kinds=chosen.kinds,
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(table(report))
+    if chosen.json:
+        chosen.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

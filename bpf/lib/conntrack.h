@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What the base path's own connection tracking says of a flow, asked by kfunc.
+ * 6.1's kfunc knows TCP and UDP in zone 0. Where it finds nothing the base path
+ * does not track the flow, and having seen both directions must do.
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <bpf/bpf_helpers.h>
+#include "flow.h"
+
+/* Relocated to the running kernel: only the members named here. */
+struct ip_ct_tcp {
+	__u8 state;
+} __attribute__((preserve_access_index));
+
+union nf_conntrack_proto {
+	struct ip_ct_tcp tcp;
+} __attribute__((preserve_access_index));
+
+struct nf_conn {
+	unsigned long status;
+	union nf_conntrack_proto proto;
+} __attribute__((preserve_access_index));
+
+struct bpf_ct_opts {
+	__s32 netns_id;
+	__s32 error;
+	__u8 l4proto;
+	__u8 dir;
+	__u8 reserved[2];
+};
+
+_Static_assert(sizeof(struct bpf_ct_opts) == 12, "the kfunc takes 12 or 16");
+
+extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+					 __u32 tuple_size, struct bpf_ct_opts *opts,
+					 __u32 opts_size) __ksym __weak;
+extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
+
+/* include/uapi/linux/netfilter/nf_conntrack_common.h and nf_conntrack_tcp.h */
+#define CT_SEEN_REPLY (1 << 1)
+#define CT_NAT_MASK (1 << 4 | 1 << 5)
+#define CT_DYING (1 << 9)
+#define CT_TCP_ESTABLISHED 3
+
+enum tracking {
+	UNTRACKED,
+	ESTABLISHED,
+	NOT_ESTABLISHED,
+};
+
+static __always_inline enum tracking conntrack_state(struct __sk_buff *skb,
+						     const struct flow_key *key)
+{
+	struct bpf_ct_opts opts = { .netns_id = -1, .l4proto = key->protocol };
+	enum tracking state = ESTABLISHED;
+	struct bpf_sock_tuple tuple = {};
+	unsigned long status;
+	struct nf_conn *ct;
+
+	if (key->protocol == IPPROTO_ICMP || !bpf_skb_ct_lookup || !bpf_ct_release)
+		return UNTRACKED;
+	tuple.ipv4.saddr = key->local.word[3];
+	tuple.ipv4.daddr = key->remote.word[3];
+	tuple.ipv4.sport = key->local_port;
+	tuple.ipv4.dport = key->remote_port;
+	ct = bpf_skb_ct_lookup(skb, &tuple, sizeof(tuple.ipv4), &opts, sizeof(opts));
+	if (!ct)
+		return UNTRACKED;
+	status = ct->status;
+	/* A translation that both hooks see alike is not one we understand. */
+	if (!(status & CT_SEEN_REPLY) || status & (CT_DYING | CT_NAT_MASK))
+		state = NOT_ESTABLISHED;
+	/* "ct state established" still matches in CLOSE_WAIT: ask TCP itself. */
+	if (key->protocol == IPPROTO_TCP && ct->proto.tcp.state != CT_TCP_ESTABLISHED)
+		state = NOT_ESTABLISHED;
+	bpf_ct_release(ct);
+	return state;
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Wire formats as plain bytes.
+ *
+ * The uapi headers describe IPv4 with bit-fields, which user space cannot read
+ * from BTF without knowing the byte order of the machine. These say the same
+ * with whole bytes. All are aligned to 2: an Ethernet header of 14 bytes puts
+ * everything behind it on an even, not on a word address.
+ */
+#pragma once
+
+#include <linux/types.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+
+#define IP4_HDR_LEN 20
+#define IP4_VERSION_IHL 0x45
+#define IP4_DF 0x4000
+#define IP4_MF 0x2000
+#define IP4_OFFSET 0x1fff
+
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+#define ICMP_ECHOREPLY 0
+#define ICMP_ECHO 8
+
+/* RFC 7348: the I flag, everything else zero. */
+#define VXLAN_FLAGS 0x08000000
+
+#define __wire __attribute__((packed, aligned(2)))
+
+struct eth {
+	__u8 dst[6];
+	__u8 src[6];
+	__be16 proto;
+} __wire;
+
+struct ip4 {
+	__u8 version_ihl;
+	__u8 tos;
+	__be16 tot_len;
+	__be16 id;
+	__be16 frag_off;
+	__u8 ttl;
+	__u8 protocol;
+	__sum16 check;
+	__be32 saddr;
+	__be32 daddr;
+} __wire;
+
+struct udp {
+	__be16 sport;
+	__be16 dport;
+	__be16 len;
+	__sum16 check;
+} __wire;
+
+struct tcp {
+	__be16 sport;
+	__be16 dport;
+	__be32 seq;
+	__be32 ack_seq;
+	__u8 doff; /* upper four bits, in words */
+	__u8 flags;
+	__be16 window;
+	__sum16 check;
+	__be16 urgent;
+} __wire;
+
+struct icmp_echo {
+	__u8 type;
+	__u8 code;
+	__sum16 check;
+	__be16 id;
+	__be16 seq;
+} __wire;
+
+struct vxlan {
+	__be32 flags;
+	__be32 vni; /* upper 24 bits; the low byte is reserved and zero */
+} __wire;
+
+/* Everything VXLAN over IPv4 puts in front of the inner IP header. */
+struct vxlan4 {
+	struct eth eth;
+	struct ip4 ip;
+	struct udp udp;
+	struct vxlan vxlan;
+	struct eth inner;
+} __wire;
+
+#define VXLAN4_OVERHEAD (sizeof(struct vxlan4) - sizeof(struct eth))
+
+_Static_assert(sizeof(struct eth) == 14, "Ethernet II");
+_Static_assert(sizeof(struct ip4) == IP4_HDR_LEN, "RFC 791");
+_Static_assert(sizeof(struct tcp) == 20, "RFC 9293");
+_Static_assert(sizeof(struct vxlan4) == 64, "14 + 20 + 8 + 8 + 14");
+_Static_assert(VXLAN4_OVERHEAD == 50, "RFC 7348");

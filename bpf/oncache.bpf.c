@@ -1,0 +1,592 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The ONCache plane: the overlay's own wire format from caches.
+ *
+ *   from_pod   ingress of the pod's host side device   hit: push header, to the uplink
+ *   to_wire    egress of the uplink                    learns from what left
+ *   from_wire  ingress of the uplink                   hit: strip header, into the pod
+ *   to_pod     egress of the pod's host side device    learns from what arrives
+ *
+ * Every hook describes the packet, decides, and only then rewrites. Whatever is
+ * not certain goes on to the base path unchanged.
+ */
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+#include "lib/address.h"
+#include "lib/config.h"
+#include "lib/conntrack.h"
+#include "lib/counters.h"
+#include "lib/flow.h"
+#include "lib/headers.h"
+#include "lib/mac.h"
+#include "lib/packet.h"
+#include "lib/path.h"
+#include "lib/peer.h"
+#include "lib/pod.h"
+#include "lib/ring.h"
+#include "lib/tunnel.h"
+
+/* Longest a pod's receive queue takes to hand over what was put there. */
+#define QUEUE_DRAINED_NS 1000000
+
+/* Why this half may not be used, NULL if it may. */
+static __always_inline __u64 *half_unfit(const struct flow *flow, const struct half *half,
+					 const struct pod *pod, const struct config *cfg, __u64 now,
+					 struct counters *count)
+{
+	if (flow->closed)
+		return &count->base_path.closed;
+	if (half->state != HALF_READY)
+		return &count->base_path.unconfirmed;
+	if (half->generation != cfg->generation || half->pod >> 32 != pod->generation)
+		return &count->base_path.stale;
+	if (now - half->learned > cfg->lease)
+		return &count->base_path.lease;
+	if (half->sent != half->left)
+		return &count->base_path.order;
+	return NULL;
+}
+
+/* A packet whose flow is known and which no entry may carry or learn from. */
+static __always_inline void flow_disturbed(const struct packet *p, enum journey journey)
+{
+	struct flow *flow;
+
+	if (!p->has_key)
+		return;
+	flow = flow_get(&p->key);
+	if (!flow)
+		return;
+	if (packet_opens(p))
+		bpf_map_delete_elem(&filter_cache, &p->key);
+	else if (packet_closes(p))
+		flow->closed = 1;
+	else
+		half_unsettle(flow_half(flow, journey));
+}
+
+static __always_inline __u64 *packet_flags(const struct packet *p, struct counters *count)
+{
+	if (p->key.protocol == IPPROTO_TCP &&
+	    (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST | TCP_ACK)) != TCP_ACK)
+		return &count->base_path.tcp_flags;
+	return NULL;
+}
+
+static __always_inline __u64 *config_down(const struct config *cfg, __u64 now,
+					  struct counters *count)
+{
+	if (!cfg->deadline)
+		return &count->base_path.disabled;
+	if (!config_alive(cfg, now))
+		return &count->base_path.deadline;
+	return NULL;
+}
+
+/* ---- pod to wire ------------------------------------------------------- */
+
+/* Not inlined, like wire_miss(): the way of a hit stays short. */
+static __noinline int pod_miss(struct __sk_buff *skb, const struct packet *p, struct half *half,
+			       struct counters *count, __u64 *reason)
+{
+	struct config *cfg = config_get();
+	__u32 index, number;
+	struct pod *pod = pod_of_device(skb->ifindex, &index);
+
+	if (!cfg || !pod || pod->ifindex != skb->ifindex)
+		return leave(&count->base_path.unknown_pod);
+	if (!pod_owns(pod, &p->key.local))
+		return leave(&count->base_path.spoofed);
+	number = ring_note(skb, cfg, p, FROM_POD, reference(index, pod->generation));
+	if (half && number)
+		half->sent = number;
+	return leave(reason);
+}
+
+static __always_inline int push(struct __sk_buff *skb, const struct config *cfg,
+				const struct path *path, const struct packet *p, __u8 hops,
+				struct counters *count)
+{
+	struct {
+		union {
+			struct vxlan4 outer;
+			__u64 word[sizeof(struct vxlan4) / 8];
+		};
+		struct ip4 inner;
+	} h;
+	__u32 uplink = path->ifindex;
+
+#pragma unroll
+	for (int i = 0; i < sizeof(struct vxlan4) / 8; i++)
+		h.word[i] = path->header.word[i];
+	h.inner = p->ip;
+	ip4_lose_hops(&h.inner, hops);
+	/* The hash before there is a second header: the tunnel device takes it then, too. */
+	tunnel_complete(&h.outer, cfg, &h.inner, p->length, bpf_get_hash_recalc(skb));
+
+	if (bpf_skb_adjust_room(skb, VXLAN4_OVERHEAD, BPF_ADJ_ROOM_MAC, PUSH_FLAGS))
+		return leave(&count->base_path.helper);
+	/* Written by helper: a program with direct writes unshares every packet it sees. */
+	if (bpf_skb_store_bytes(skb, 0, &h, sizeof(h.outer) + sizeof(h.inner), 0)) {
+		count->dropped.unfinished++;
+		return TC_ACT_SHOT;
+	}
+	count->hits.from_pod++;
+	return bpf_redirect(uplink, 0);
+}
+
+/* Why this packet may not take the path its flow has, NULL if it may. */
+static __always_inline __u64 *pod_unfit(struct __sk_buff *skb, const struct config *cfg,
+					const struct packet *p, const struct flow *flow, __u64 now,
+					struct counters *count, struct path **path)
+{
+	const struct half *half = &flow->out;
+	struct path_state *state = path_state_get(half->path);
+	struct pod *pod = pod_get(half->pod);
+	__u64 *reason;
+	__u32 size;
+
+	*path = path_get(half->path);
+	if (!pod || !*path || !state)
+		return &count->base_path.stale;
+	reason = half_unfit(flow, half, pod, cfg, now, count);
+	if (reason)
+		return reason;
+	if (half->path >> 32 != state->generation)
+		return &count->base_path.stale;
+	if (pod->ifindex != skb->ifindex) /* the neighbour's flow, not ours */
+		return &count->base_path.spoofed;
+	size = packet_size(skb, p);
+	if (size > cfg->mtu || (state->mtu && size > state->mtu) ||
+	    p->length > 0xffff - VXLAN4_OVERHEAD)
+		return &count->base_path.size;
+	if (p->ip.ttl <= half->hops)
+		return &count->base_path.ttl;
+	if (!mac_equal(p->to_mac, half->to_mac))
+		return &count->base_path.mac;
+	return NULL;
+}
+
+SEC("tc")
+int from_pod(struct __sk_buff *skb)
+{
+	struct counters *count = counters_get();
+	struct config *cfg = config_get();
+	struct packet p = {};
+	struct cursor c;
+	struct flow *flow;
+	struct path *path;
+	__u64 *reason, now;
+
+	if (!count || !cfg)
+		return TC_ACT_UNSPEC;
+	now = bpf_ktime_get_coarse_ns();
+	reason = config_down(cfg, now, count);
+	if (reason)
+		return leave(reason);
+	if (skb->vlan_present)
+		return leave(&count->base_path.vlan);
+	if (cursor_start(skb, &c, sizeof(struct eth) + IP4_HDR_LEN + sizeof(struct tcp)))
+		return leave(&count->base_path.truncated);
+	reason = packet_describe(&c, &p, FROM_POD, count);
+	if (!reason)
+		reason = packet_flags(&p, count);
+	if (!reason && skb->len != p.length + sizeof(struct eth))
+		reason = &count->base_path.truncated;
+	if (reason) {
+		flow_disturbed(&p, FROM_POD);
+		return leave(reason);
+	}
+
+	flow = flow_get(&p.key);
+	if (!flow)
+		return pod_miss(skb, &p, NULL, count, &count->base_path.miss);
+	reason = pod_unfit(skb, cfg, &p, flow, now, count, &path);
+	if (reason)
+		return pod_miss(skb, &p, &flow->out, count, reason);
+	return push(skb, cfg, path, &p, flow->out.hops, count);
+}
+
+/* ---- wire to pod ------------------------------------------------------- */
+
+static __noinline int wire_miss(struct __sk_buff *skb, const struct packet *p, struct half *half,
+				struct counters *count, __u64 *reason)
+{
+	struct config *cfg = config_get();
+	__u32 number;
+
+	if (!cfg || !peer_known(&p->peer))
+		return leave(&count->base_path.peer);
+	number = ring_note(skb, cfg, p, FROM_WIRE, 0);
+	if (half && number)
+		half->sent = number;
+	return leave(reason);
+}
+
+static __always_inline int strip(struct __sk_buff *skb, const struct packet *p,
+				 const struct half *half, const struct pod *pod, int set_ce,
+				 __u64 flags, struct counters *count)
+{
+	struct {
+		struct eth eth;
+		struct ip4 ip;
+	} h;
+
+	mac_copy(h.eth.dst, pod->mac);
+	mac_copy(h.eth.src, half->from_mac);
+	h.eth.proto = bpf_htons(ETH_P_IP);
+	h.ip = p->ip;
+	if (set_ce)
+		ip4_set_ce(&h.ip);
+	ip4_lose_hops(&h.ip, half->hops);
+
+	if (bpf_skb_adjust_room(skb, -(__s32)VXLAN4_OVERHEAD, BPF_ADJ_ROOM_MAC, flags))
+		return leave(&count->base_path.helper);
+	if (bpf_skb_store_bytes(skb, 0, &h, sizeof(h), 0)) {
+		count->dropped.unfinished++;
+		return TC_ACT_SHOT;
+	}
+	return 0;
+}
+
+/*
+ * Straight into the pod's namespace once the pod's receive queue has drained;
+ * before that through the queue, behind what the base path put there.
+ */
+static __always_inline int into_pod(struct __sk_buff *skb, struct half *half, __u32 ifindex)
+{
+	if (half->queued) {
+		__u64 now = bpf_ktime_get_ns();
+
+		if (now - half->queued < QUEUE_DRAINED_NS) {
+			half->queued = now;
+			return bpf_redirect(ifindex, 0);
+		}
+		half->queued = 0;
+	}
+	/* Crossing into another namespace clears these on the base path. */
+	skb->mark = 0;
+	skb->priority = 0;
+	return bpf_redirect_peer(ifindex, 0);
+}
+
+/* Why this packet may not take the fast path of its flow, NULL if it may. */
+static __always_inline __u64 *wire_unfit(struct __sk_buff *skb, const struct config *cfg,
+					 const struct packet *p, const struct vxlan4 *outer,
+					 const struct flow *flow, __u64 now, struct counters *count,
+					 struct pod **pod)
+{
+	const struct half *half = &flow->in;
+	__u64 *reason;
+
+	*pod = pod_get(half->pod);
+	if (!*pod)
+		return &count->base_path.stale;
+	reason = half_unfit(flow, half, *pod, cfg, now, count);
+	if (reason)
+		return reason;
+	if (!address_equal(&half->peer, &p->peer))
+		return &count->base_path.peer;
+	if (!mac_equal(p->to_mac, half->to_mac))
+		return &count->base_path.mac;
+	if (packet_size(skb, p) > cfg->mtu)
+		return &count->base_path.size;
+	if (p->ip.ttl <= half->hops)
+		return &count->base_path.ttl;
+	if (tunnel_ecn(outer->ip.tos, p->ip.tos) == ECN_ODD)
+		return &count->base_path.ecn;
+	/*
+	 * The outer checksum goes unverified. The pod verifies the inner one, so
+	 * only a packet without an inner one loses by it.
+	 */
+	if (outer->udp.check && !p->l4_check)
+		return &count->base_path.checksum;
+	return NULL;
+}
+
+SEC("tc")
+int from_wire(struct __sk_buff *skb)
+{
+	struct counters *count = counters_get();
+	struct config *cfg = config_get();
+	struct vxlan4 outer = {};
+	struct packet p = {};
+	__u64 *reason, now, flags;
+	struct cursor c;
+	struct flow *flow;
+	struct half *half;
+	struct pod *pod;
+	__u32 ifindex;
+	int failed;
+
+	if (!count || !cfg)
+		return TC_ACT_UNSPEC;
+	now = bpf_ktime_get_coarse_ns();
+	reason = config_down(cfg, now, count);
+	if (reason)
+		return leave(reason);
+	if (skb->vlan_present)
+		return leave(&count->base_path.vlan);
+	if (cursor_start(skb, &c, sizeof(outer) + IP4_HDR_LEN + sizeof(struct tcp)))
+		return leave(&count->base_path.truncated);
+	reason = tunnel_open(skb, &c, cfg, count, &outer);
+	if (reason)
+		return leave(reason);
+	address_from_ip4(&p.peer, outer.ip.saddr);
+	reason = packet_describe(&c, &p, FROM_WIRE, count);
+	if (!reason)
+		reason = packet_flags(&p, count);
+	if (!reason && skb->len != p.length + sizeof(outer))
+		reason = &count->base_path.truncated;
+	if (reason) {
+		flow_disturbed(&p, FROM_WIRE);
+		return leave(reason);
+	}
+
+	flow = flow_get(&p.key);
+	if (!flow)
+		return wire_miss(skb, &p, NULL, count, &count->base_path.miss);
+	half = &flow->in;
+	reason = wire_unfit(skb, cfg, &p, &outer, flow, now, count, &pod);
+	if (reason)
+		return wire_miss(skb, &p, half, count, reason);
+
+	ifindex = pod->ifindex;
+	/* What the NIC verified is the inner checksum only if there was no outer one. */
+	flags = BPF_F_ADJ_ROOM_FIXED_GSO;
+	if (!outer.udp.check)
+		flags |= BPF_F_ADJ_ROOM_NO_CSUM_RESET;
+	failed = strip(skb, &p, half, pod, tunnel_ecn(outer.ip.tos, p.ip.tos) == ECN_SET_CE, flags, count);
+	if (failed)
+		return failed;
+	count->hits.from_wire++;
+	return into_pod(skb, half, ifindex);
+}
+
+/* ---- learning ---------------------------------------------------------- */
+
+static const struct flow flow_unseen;
+
+/* Takes our mark off the packet. The counter of the reason why it teaches nothing, or NULL. */
+static __always_inline __u64 *learn_start(struct __sk_buff *skb, const struct config *cfg,
+					  struct slot *slot, enum journey journey,
+					  struct counters *count)
+{
+	if (!ring_take(skb, cfg, slot) || slot->journey != journey)
+		return &count->not_learned.mark;
+	if (!cfg->learning || slot->epoch != cfg->epoch ||
+	    !config_alive(cfg, bpf_ktime_get_coarse_ns()))
+		return &count->not_learned.paused;
+	return NULL;
+}
+
+/* Is what the second hook sees what the first one wrote down, and worth an entry? */
+static __always_inline __u64 *learn_check(struct __sk_buff *skb, const struct slot *slot,
+					  const struct packet *p, struct counters *count,
+					  enum tracking *tracking)
+{
+	if (!flow_key_equal(&slot->key, &p->key) || slot->ttl < p->ip.ttl)
+		return &count->not_learned.translated;
+	*tracking = conntrack_state(skb, &p->key);
+	if (*tracking == NOT_ESTABLISHED)
+		return &count->not_learned.unestablished;
+	return NULL;
+}
+
+/* The flow's entry, made if there is none; NULL if there may or can be none. */
+static __always_inline struct flow *learn_entry(const struct flow_key *key, enum tracking tracking,
+						struct counters *count)
+{
+	struct flow *flow = flow_get(key);
+
+	if (!flow) {
+		bpf_map_update_elem(&filter_cache, key, &flow_unseen, BPF_NOEXIST);
+		flow = flow_get(key);
+	}
+	if (!flow) {
+		count->not_learned.full++;
+		return NULL;
+	}
+	if (flow->closed && tracking == UNTRACKED) {
+		count->not_learned.unestablished++;
+		return NULL;
+	}
+	flow->closed = 0; /* conntrack did not believe that FIN or RST */
+	return flow;
+}
+
+/* Was the other direction delivered under the state that holds now? */
+static __always_inline int half_current(const struct half *half, __u64 pod, __u32 generation)
+{
+	return half->state != HALF_EMPTY && half->pod == pod && half->generation == generation;
+}
+
+/*
+ * Publishes a half, and both once each direction has been delivered. The caller
+ * has read the generations; the epoch is looked at after them, because the agent
+ * moves it before them: a packet of the old state never carries a new generation.
+ */
+static __always_inline int learn_half(struct half *half, struct half *other,
+				      const struct config *cfg, const struct slot *slot,
+				      const struct packet *p, __u64 pod, __u64 path,
+				      struct counters *count)
+{
+	__u32 generation = *(volatile const __u32 *)&cfg->generation;
+	int known = half->state != HALF_EMPTY;
+
+	if (*(volatile const __u32 *)&cfg->epoch != slot->epoch)
+		return leave(&count->not_learned.paused);
+	half->pod = pod;
+	half->path = path;
+	half->generation = generation;
+	half->hops = slot->ttl - p->ip.ttl;
+	half->peer = slot->peer;
+	mac_copy(half->to_mac, slot->to_mac);
+	half->learned = bpf_ktime_get_coarse_ns();
+	half->left = slot->number;
+	if (!known) /* others may be on the way, written down before there was an entry */
+		half_unsettle(half);
+	half->state = HALF_SEEN;
+	if (half_current(other, pod, generation)) {
+		other->state = HALF_READY;
+		half->state = HALF_READY;
+	}
+	return leave(&count->learned);
+}
+
+/* The path of a packet that the base path has just encapsulated, without what varies. */
+static __always_inline void path_from(struct path *path, const struct config *cfg,
+				      const struct vxlan4 *outer)
+{
+	path->ifindex = cfg->uplink;
+	path->length = sizeof(*outer);
+	path->header.v4 = *outer;
+	path->header.v4.ip.tot_len = 0;
+	path->header.v4.ip.id = 0;
+	path->header.v4.ip.check = 0;
+	path->header.v4.ip.tos = cfg->tos_inherit ? 0 : outer->ip.tos & ~ECN_MASK;
+	if (cfg->ttl_inherit)
+		path->header.v4.ip.ttl = 0;
+	if (cfg->df_inherit)
+		path->header.v4.ip.frag_off = 0;
+	path->header.v4.udp.sport = 0;
+	path->header.v4.udp.len = 0;
+	path->header.v4.udp.check = 0;
+}
+
+static __always_inline int path_expected(const struct __sk_buff *skb, const struct config *cfg,
+					 const struct vxlan4 *outer)
+{
+	return !skb->vlan_present && outer->eth.proto == bpf_htons(ETH_P_IP) &&
+	       outer->ip.version_ihl == IP4_VERSION_IHL && outer->ip.protocol == IPPROTO_UDP &&
+	       !(outer->ip.frag_off & bpf_htons(IP4_MF | IP4_OFFSET)) &&
+	       outer->ip.saddr == cfg->local.word[3] && outer->udp.dport == cfg->port &&
+	       outer->vxlan.flags == bpf_htonl(VXLAN_FLAGS) && outer->vxlan.vni == cfg->vni;
+}
+
+SEC("tc")
+int to_wire(struct __sk_buff *skb)
+{
+	enum tracking tracking = UNTRACKED;
+	struct cursor c, inner;
+	struct counters *count;
+	struct path_state *state;
+	struct path path = {};
+	struct slot slot = {};
+	struct packet p = {};
+	struct vxlan4 *outer;
+	struct config *cfg;
+	struct flow *flow;
+	__u64 *reason;
+	long index;
+
+	if (!skb->mark) /* the fast path's own packets leave here */
+		return TC_ACT_UNSPEC;
+	count = counters_get();
+	cfg = config_get();
+	if (!count || !cfg || !(skb->mark & cfg->mark_mask))
+		return TC_ACT_UNSPEC;
+	reason = learn_start(skb, cfg, &slot, FROM_POD, count);
+	if (reason)
+		return leave(reason);
+
+	if (cursor_start(skb, &c, sizeof(*outer) + IP4_HDR_LEN + sizeof(struct tcp)))
+		return leave(&count->not_learned.tunnel);
+	inner = c;
+	outer = cursor_take(&c, struct vxlan4);
+	if (!outer || !path_expected(skb, cfg, outer))
+		return leave(&count->not_learned.tunnel);
+	path_from(&path, cfg, outer);
+	inner.pos = &outer->inner;
+	if (packet_describe(&inner, &p, FROM_POD, count))
+		return leave(&count->not_learned.tunnel);
+
+	reason = learn_check(skb, &slot, &p, count, &tracking);
+	if (reason)
+		return leave(reason);
+	index = path_intern(&path);
+	state = path_state_get(index);
+	if (index < 0 || !state)
+		return leave(&count->not_learned.full);
+	flow = learn_entry(&p.key, tracking, count);
+	if (!flow)
+		return TC_ACT_UNSPEC;
+	return learn_half(&flow->out, &flow->in, cfg, &slot, &p, slot.pod,
+			  reference(index, *(volatile __u32 *)&state->generation), count);
+}
+
+SEC("tc")
+int to_pod(struct __sk_buff *skb)
+{
+	enum tracking tracking = UNTRACKED;
+	struct counters *count;
+	struct slot slot = {};
+	struct packet p = {};
+	struct config *cfg;
+	struct flow *flow;
+	struct cursor c;
+	struct eth *eth;
+	struct pod *pod;
+	__u8 from_mac[6];
+	__u64 *reason;
+	__u32 index;
+
+	if (!skb->mark)
+		return TC_ACT_UNSPEC;
+	count = counters_get();
+	cfg = config_get();
+	if (!count || !cfg || !(skb->mark & cfg->mark_mask))
+		return TC_ACT_UNSPEC;
+	reason = learn_start(skb, cfg, &slot, FROM_WIRE, count);
+	if (reason)
+		return leave(reason);
+
+	if (cursor_start(skb, &c, sizeof(*eth) + IP4_HDR_LEN + sizeof(struct tcp)))
+		return leave(&count->not_learned.translated);
+	eth = c.pos;
+	if ((void *)(eth + 1) > c.end)
+		return leave(&count->not_learned.translated);
+	mac_copy(from_mac, eth->src);
+	if (packet_describe(&c, &p, FROM_WIRE, count))
+		return leave(&count->not_learned.translated);
+	/* A bridge that floods shows the packet at other pods, too. */
+	pod = pod_of_device(skb->ifindex, &index);
+	if (!pod || pod->ifindex != skb->ifindex || !pod_owns(pod, &p.key.local) ||
+	    !mac_equal(p.to_mac, pod->mac))
+		return leave(&count->not_learned.foreign);
+
+	reason = learn_check(skb, &slot, &p, count, &tracking);
+	if (reason)
+		return leave(reason);
+	flow = learn_entry(&p.key, tracking, count);
+	if (!flow)
+		return TC_ACT_UNSPEC;
+	mac_copy(flow->in.from_mac, from_mac);
+	/* The pod's receive queue is not seen: see into_pod(). */
+	flow->in.queued = bpf_ktime_get_ns();
+	return learn_half(&flow->in, &flow->out, cfg, &slot, &p,
+			  reference(index, *(volatile __u32 *)&pod->generation), 0, count);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

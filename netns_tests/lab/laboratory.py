@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The laboratory: a machine room in namespaces that is gone when the block ends."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from netns_tests.lab import namespaces, overlay
+from netns_tests.lab.hosts import Host, Shape
+from netns_tests.lab.namespaces import Namespace
+from netns_tests.lab.overlay import Vxlan
+
+
+class Lab:
+    """Builds hosts, wires and overlays; undoes all of it in reverse when the block ends.
+
+    Also when it ends by an exception, Ctrl-C or SIGTERM. Names are random, with the prefix
+    "onc-", so that several laboratories can run at once.
+    """
+
+    def __init__(self) -> None:
+        namespaces.require()
+        self.name = f"{namespaces.PREFIX}{secrets.token_hex(3)}"
+        self.hosts: dict[str, Host] = {}
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> Lab:
+        self._undo.enter_context(_terminating_in_order())
+        try:
+            self.directory = Path(tempfile.mkdtemp(prefix=f"{self.name}-"))
+            self._undo.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            self._mount_bpffs()
+        except BaseException:
+            self._undo.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with _undisturbed():
+            self._undo.__exit__(kind, error, trace)
+
+    def _mount_bpffs(self) -> None:
+        self.bpffs = self.directory / "bpf"
+        self.bpffs.mkdir()
+        namespaces.mount("bpf", self.bpffs, "bpf")
+        self._undo.callback(namespaces.unmount, self.bpffs)
+
+    def host(self, label: str) -> Host:
+        """Add a host: an IPv4 router without wires or pods yet."""
+        work = self.directory / label
+        work.mkdir()
+        made = Host(self.name, label, len(self.hosts) + 1, work, self.bpffs)
+        self._undo.callback(made.delete)
+        self.hosts[label] = made
+        return made
+
+    def wire(self, *hosts: Host, mtu: int = 1500) -> None:
+        """Join hosts by their uplinks: two by one veth pair, more through a switch."""
+        if len(hosts) == 2:
+            overlay.direct_wire(*hosts, mtu=mtu)
+            return
+        switch = Namespace(f"{self.name}-switch{hosts[0].number}")
+        self._undo.callback(switch.delete)
+        overlay.switched_wire(switch, hosts, mtu)
+
+    def vxlan(self, *hosts: Host, device: Vxlan | None = None, shape: Shape = Shape.BRIDGE) -> None:
+        """Build the overlay on wired hosts; pods can be added afterwards."""
+        overlay.join(hosts, device or Vxlan(), shape)
+
+    def pair(
+        self,
+        labels: tuple[str, str] = ("a", "b"),
+        *,
+        mtu: int = 1500,
+        device: Vxlan | None = None,
+        shape: Shape = Shape.BRIDGE,
+    ) -> tuple[Host, Host]:
+        """Two wired hosts with an overlay and one pod "p1" each."""
+        one, other = (self.host(label) for label in labels)
+        self.wire(one, other, mtu=mtu)
+        self.vxlan(one, other, device=device, shape=shape)
+        for host in (one, other):
+            host.pod("p1")
+        return one, other
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def _terminating_in_order() -> Iterator[None]:
+    """SIGTERM unwinds the stack, as Ctrl-C does, instead of ending the process on the spot."""
+    if not _on_main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not stop the cleaning up."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

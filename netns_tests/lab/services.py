@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cluster's own rules do on a host: policy in FORWARD, translation of service addresses.
+
+Loading any of these switches conntrack on in the host's namespace, as kube-proxy does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import IPv4Address
+
+from netns_tests.lab.hosts import Host
+
+_POLICY = """
+table ip lab_policy
+delete table ip lab_policy
+table ip lab_policy {{
+  chain forward {{
+    type filter hook forward priority 0; policy accept;
+    ct state invalid counter drop
+    ct state established,related counter accept
+    {denials}
+  }}
+}}
+"""
+
+_SERVICE = """
+table ip lab_services {{
+  chain {name} {{
+    type nat hook {hook} priority -100; policy accept;
+    ip daddr {address} {protocol} dport {port} counter dnat to {backend}:{backend_port}
+  }}
+}}
+"""
+
+
+def _load(host: Host, rules: str) -> None:
+    host.command(["nft", "-f", "-"], text=rules)
+
+
+def policy(host: Host, deny: Sequence[int] = ()) -> None:
+    """kube-proxy's FORWARD chain, and a drop of new flows to each port in `deny` (TCP and UDP).
+
+    Called again it replaces the rules.
+    """
+    ports = ", ".join(str(port) for port in deny)
+    denials = f"meta l4proto {{ tcp, udp }} th dport {{ {ports} }} counter drop" if deny else ""
+    _load(host, _POLICY.format(denials=denials))
+
+
+def no_policy(host: Host) -> None:
+    """Take the rules of `policy` away again."""
+    _load(host, "table ip lab_policy\ndelete table ip lab_policy\n")
+
+
+def cluster_ip(
+    host: Host,
+    address: IPv4Address | str,
+    port: int,
+    backend: IPv4Address | str,
+    *,
+    backend_port: int | None = None,
+    protocol: str = "tcp",
+) -> None:
+    """On `host`, translate a service address to one backend, for pods and for the host itself."""
+    for hook in ("prerouting", "output"):
+        rules = _SERVICE.format(
+            name=f"{protocol}_{port}_{hook}",
+            hook=hook,
+            address=address,
+            protocol=protocol,
+            port=port,
+            backend=backend,
+            backend_port=backend_port or port,
+        )
+        _load(host, rules)
+
+
+def no_services(host: Host) -> None:
+    """Take the rules of `cluster_ip` away; conntrack keeps what it translated so far."""
+    _load(host, "table ip lab_services\ndelete table ip lab_services\n")

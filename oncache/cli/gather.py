@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The effects of `oncache doctor`: ask the kernel, conclude nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import closing
+
+from oncache.cli.checks import Device, Facts, Foreign, MarkRule
+from oncache.cli.places import Places
+from oncache.core import attach, bpffs, features, sysctl
+from oncache.core.config import BuiltinOverlay, Config
+from oncache.core.errors import OncacheError
+from oncache.core.netlink import Link, Netlink, Rule
+from oncache.plane import Plane
+
+CONNTRACK = "netfilter.nf_conntrack_tcp"
+# A rule that names a mark and no mask looks at all of it.
+WHOLE_MARK = 0xFFFFFFFF
+
+
+def gather(where: Places) -> Facts:
+    """Look at this host, in the network namespace of the caller."""
+    config = where.config
+    links, rules = asyncio.run(ask_netlink())
+    by_name = {link.name: link for link in links}
+    uplink = by_name.get(config.node.uplink) if config else None
+    tunnel = by_name.get(tunnel_name(config))
+    return Facts(
+        privileged=features.privileged(),
+        kernel=features.kernel_version(),
+        btf=features.has_btf(),
+        bpf_dir=str(where.bpf_dir),
+        bpffs=bpffs.is_bpffs(where.bpf_dir),
+        tcx=features.has_tcx(),
+        clsact=features.has_clsact(),
+        ct_kfuncs=features.has_conntrack_lookup(),
+        configured=config is not None,
+        uplink_name=config.node.uplink if config else "",
+        tunnel_name=tunnel_name(config),
+        builtin=config is not None and isinstance(config.overlay, BuiltinOverlay),
+        uplink=device(uplink),
+        tunnel=device(tunnel),
+        rp_filter=rp_filter(link.name for link in (uplink, tunnel) if link),
+        be_liberal=number(f"{CONNTRACK}_be_liberal"),
+        ignore_invalid_rst=number(f"{CONNTRACK}_ignore_invalid_rst"),
+        ip_forward=number("ipv4.ip_forward"),
+        foreign=tuple(foreign(uplink)) if uplink else (),
+        mark_rules=tuple(mark_rules(rules)),
+        mark_mask=config.mark_mask if config else Config.mark_mask,
+        attached=attached(where),
+    )
+
+
+async def ask_netlink() -> tuple[list[Link], list[Rule]]:
+    async with Netlink() as netlink:
+        return await netlink.links(), await netlink.rules()
+
+
+def tunnel_name(config: Config | None) -> str:
+    if config is None or isinstance(config.overlay, BuiltinOverlay):
+        return ""
+    return config.overlay.device
+
+
+def device(link: Link | None) -> Device | None:
+    if link is None:
+        return None
+    return Device(link.name, link.kind, link.mtu, link.up, elsewhere=link.lower_nsid is not None)
+
+
+def number(name: str) -> int | None:
+    value = sysctl.read(name)
+    return None if value is None else int(value)
+
+
+def rp_filter(devices: Iterable[str]) -> dict[str, int]:
+    """Values by device, "all" too; a dot in a name is a separator to sysctl, a slash is not."""
+    names = ["all", *(name.replace(".", "/") for name in devices)]
+    return {name: number(f"ipv4.conf.{name}.rp_filter") or 0 for name in names}
+
+
+def mark_rules(rules: Iterable[Rule]) -> Iterable[MarkRule]:
+    for rule in rules:
+        if rule.fwmark is not None:
+            mask = WHOLE_MARK if rule.fwmask is None else rule.fwmask
+            yield MarkRule(rule.priority, rule.fwmark, mask)
+
+
+def foreign(uplink: Link) -> Iterable[Foreign]:
+    """Programs of others on the uplink; without privileges nobody tells."""
+    for direction in attach.Direction:
+        try:
+            programs = attach.attached(uplink.index, direction)
+        except (OSError, OncacheError):
+            return
+        yield from (Foreign(uplink.name, str(direction), p.name) for p in programs if not p.ours)
+
+
+def attached(where: Places) -> bool:
+    try:
+        with closing(Plane.open(where.bpf_dir)) as plane:
+            return bool(plane.attached().uplinks)
+    except (OSError, OncacheError):
+        return False

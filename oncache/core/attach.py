@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs on a device's ingress and egress, beside whatever else is there.
+
+Where the kernel has tcx links (6.6+) a program is attached by a link pinned in bpffs, else by a
+filter on a clsact qdisc at a priority and handle of ours. Either way it stays when the process
+ends, is swapped in place and never removed and added again, and what others attached is left
+alone. Everything acts in the calling thread's network namespace; failures are OSError, ENODEV for
+a device that is gone. Not for use inside an event loop: wrap it in ``asyncio.to_thread``.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from errno import ENODEV, ENOENT
+from pathlib import Path
+
+from oncache.core import libbpf, tc
+from oncache.core.errors import BusyError
+from oncache.core.libbpf import AttachType
+
+
+class Direction(StrEnum):
+    """Seen from the device: what it receives, what it sends."""
+
+    INGRESS = "ingress"
+    EGRESS = "egress"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program on a hook; ``tag`` is the kernel's hash of its code, 16 hex digits."""
+
+    id: int
+    name: str
+    tag: str
+    ours: bool
+
+
+# The four hooks of both planes, as their programs are called.
+OUR_PROGRAMS = frozenset({"from_pod", "to_wire", "from_wire", "to_pod"})
+PRIORITY = 0x0AC
+HANDLE = 1
+
+_TCX = {Direction.INGRESS: AttachType.TCX_INGRESS, Direction.EGRESS: AttachType.TCX_EGRESS}
+
+
+def attach(ifindex: int, direction: Direction, prog_fd: int, pin: Path) -> bool:
+    """Attach a program, or swap the one we attached before; True if this made a clsact qdisc.
+
+    ``pin`` is the attachment's name in bpffs, one per device and direction. A pin left by a device
+    that is gone or has moved to another namespace is replaced. The caller keeps the answer for
+    ``detach``. BusyError if a foreign filter holds our place on a clsact qdisc.
+    """
+    if libbpf.tcx_available():
+        _attach_link(ifindex, _TCX[direction], prog_fd, pin)
+        return False
+    return _attach_filter(ifindex, direction, prog_fd)
+
+
+def detach(ifindex: int, direction: Direction, pin: Path, *, created_qdisc: bool = False) -> None:
+    """Undo ``attach``; nothing happens if there is nothing of ours.
+
+    With ``created_qdisc`` the clsact qdisc goes too, once no filter of anybody is left on it.
+    """
+    if libbpf.tcx_available():
+        _remove_link(pin)
+    else:
+        _detach_filter(ifindex, direction, created_qdisc)
+
+
+def is_attached(ifindex: int, direction: Direction, pin: Path) -> bool:
+    """Whether what we attached is still on the hook, as the kernel sees it now."""
+    if not libbpf.tcx_available():
+        return any(_is_ours(held) for held in tc.tc_filters(ifindex, direction))
+    with _pinned(pin) as link:
+        return link is not None and _is_live(link, ifindex, _TCX[direction])
+
+
+def attached(ifindex: int, direction: Direction) -> list[Program]:
+    """Every program on a hook in the order they run: the tcx chain, then clsact filters.
+
+    ``ours`` goes by the program's name, and for a filter by its place too.
+    """
+    programs: list[Program] = []
+    if libbpf.tcx_available():
+        for prog_id, _link_id in libbpf.tcx_query(ifindex, _TCX[direction]):
+            programs.extend(_program(prog_id))
+    programs.extend(
+        Program(held.prog_id, held.name, held.tag, _is_ours(held))
+        for held in tc.tctc.tc_filters(ifindex, direction)
+        if held.prog_id
+    )
+    return programs
+
+
+# --- tcx links
+
+
+def _attach_link(ifindex: int, attach_type: AttachType, prog_fd: int, pin: Path) -> None:
+    with _pinned(pin) as link:
+        if link is not None and _is_live(link, ifindex, attach_type):
+            libbpf.link_update(link, prog_fd)
+            return
+    _remove_link(pin)
+    link = libbpf.link_create(prog_fd, ifindex, attach_type)
+    try:
+        libbpf.pin(link, pin)
+    except OSError:
+        libbpf.link_detach(link)
+        raise
+    finally:
+        os.close(link)
+
+
+def _remove_link(pin: Path) -> None:
+    with _pinned(pin) as link:
+        if link is None:
+            return
+        libbpf.link_detach(link)
+        pin.unlink()
+
+
+def _is_live(link: int, ifindex: int, attach_type: AttachType) -> bool:
+    # A link follows its device into another namespace, where the same index may serve again; only
+    # the chain of the device we see says which links are on it.
+    try:
+        chain = libbpf.tcx_query(ifindex, attach_type)
+    except libbpf.BpfError as error:
+        if error.errno == ENODEV:
+            return False
+        raise
+    return any(link_id == libbpf.link_info(link).id for _prog_id, link_id in chain)
+
+
+@contextmanager
+def _pinned(pin: Path) -> Iterator[int | None]:
+    try:
+        link = libbpf.get(pin)
+    except libbpf.BpfError as error:
+        if error.errno != ENOENT:
+            raise
+        yield None
+        return
+    try:
+        yield link
+    finally:
+        os.close(link)
+
+
+def _program(prog_id: int) -> Iterator[Program]:
+    """The program of an id; nothing if it went away since the chain was read."""
+    try:
+        fd = libbpf.prog_fd_by_id(prog_id)
+    except libbpf.BpfError as error:
+        if error.errno == ENOENT:
+            return
+        raise
+    try:
+        info = libbpf.prog_info(fd)
+    finally:
+        os.close(fd)
+    yield Program(info.id, info.name, info.tag, info.name in OUR_PROGRAMS)
+
+
+# --- clsact filters
+
+
+def _attach_filter(ifindex: int, direction: Direction, prog_fd: int) -> bool:
+    created = tc.clsact_add(ifindex)
+    for held in tc.tc_filters(ifindex, direction):
+        if (held.priority, held.handle) == (PRIORITY, HANDLE) and not _is_ours(held):
+            raise BusyError(
+                f"device {ifindex}: filter '{held.name}' holds {direction} priority {PRIORITY}",
+                hint="give that filter another priority",
+            )
+    name = libbpf.prog_info(prog_fd).name
+    tc.tc_filter_replace(ifindex, direction, prog_fd, name, PRIORITY, HANDLE)
+    return created
+
+
+def _detach_filter(ifindex: int, direction: Direction, created_qdisc: bool) -> None:
+    if any(_is_ours(held) for held in tc.tc_filters(ifindex, direction)):
+        tc.tc_filter_delete(ifindex, direction, PRIORITY, HANDLE)
+    if created_qdisc and not any(tc.tc_filters(ifindex, each) for each in Direction):
+        tc.clsact_delete(ifindex)
+
+
+def _is_ours(held: tc.Filter) -> bool:
+    return (held.priority, held.handle) == (PRIORITY, HANDLE) and held.name in OUR_PROGRAMS
