@@ -112,6 +112,7 @@ bench: root setup bpf traffic
 
 ## wheel: dist/*.whl with the BPF objects inside
 wheel: setup bpf
+	rm -rf build/lib build/bdist.*
 	$(BIN)/python -m build --wheel --outdir dist
 
 ## clean: remove what was built, and the virtual environment

@@ -53,6 +53,7 @@ struct options {
 	long batches;
 	long transactions;
 	double seconds;
+	long step;
 	long warmup;
 	long pause_us;
 	long timeout_ms;
@@ -95,6 +96,8 @@ static void __attribute__((noreturn)) usage(const char *what)
 		"  --cpu N                  run on this CPU only\n"
 		"  --ready-fd N             server: where the line with its port goes (1)\n"
 		"  --batches N | --seconds S, --transactions N (in a batch)\n"
+		"  --step 1                 a batch for each line on standard input, and a line "
+		"back\n"
 		"  --warmup N               rounds of %d transactions before the first batch\n"
 		"  --pause-us N             rest before each batch\n"
 		"  --timeout-ms N           a datagram not answered by then is lost\n",
@@ -145,8 +148,8 @@ static void check_options(void)
 	if (!opt.tcp && (opt.request < MIN_DATAGRAM || opt.response < MIN_DATAGRAM ||
 			 opt.request > MAX_DATAGRAM || opt.response > MAX_DATAGRAM))
 		usage("a datagram has 4 to 65507 bytes");
-	if (!opt.transactions || (!opt.batches && opt.seconds <= 0))
-		usage("nothing to do: --transactions, --batches and --seconds");
+	if (!opt.transactions || (!opt.batches && opt.seconds <= 0 && !opt.step))
+		usage("nothing to do: --transactions, --batches, --seconds and --step");
 }
 
 static void set_option(const char *name, const char *value)
@@ -155,15 +158,11 @@ static void set_option(const char *name, const char *value)
 		const char *name;
 		long *value;
 	} numbers[] = {
-		{"--request", &opt.request},
-		{"--response", &opt.response},
-		{"--cpu", &opt.cpu},
-		{"--ready-fd", &opt.ready_fd},
-		{"--batches", &opt.batches},
-		{"--transactions", &opt.transactions},
-		{"--warmup", &opt.warmup},
-		{"--pause-us", &opt.pause_us},
-		{"--timeout-ms", &opt.timeout_ms},
+		{ "--request", &opt.request },	 { "--response", &opt.response },
+		{ "--cpu", &opt.cpu },		 { "--ready-fd", &opt.ready_fd },
+		{ "--batches", &opt.batches },	 { "--transactions", &opt.transactions },
+		{ "--step", &opt.step },	 { "--warmup", &opt.warmup },
+		{ "--pause-us", &opt.pause_us }, { "--timeout-ms", &opt.timeout_ms },
 	};
 
 	if (!strcmp(name, "--proto"))
@@ -556,7 +555,7 @@ static double percentile(const struct samples *samples, int percent)
 
 static void report(struct result *result)
 {
-	static const char *const kinds[] = {"rr", "crr", "stream"};
+	static const char *const kinds[] = { "rr", "crr", "stream" };
 	struct samples *samples = &result->samples;
 	long cpus = opt.cpu >= 0 ? 1 : sysconf(_SC_NPROCESSORS_ONLN);
 	double idle = result->all_ticks ? (double)result->idle_ticks / result->all_ticks : 0;
@@ -578,6 +577,18 @@ static void report(struct result *result)
 	       bytes ? result->total_us * 1e3 * (1 - idle) * cpus / bytes : 0);
 }
 
+/* Somebody else sets the pace, so that several clients can take turns batch by batch. */
+static void step_batches(int fd, struct result *result)
+{
+	char line[16];
+
+	while (fgets(line, sizeof(line), stdin)) {
+		run_batch(fd, result);
+		puts("done");
+		fflush(stdout);
+	}
+}
+
 static void ask(void)
 {
 	struct result result = {};
@@ -589,8 +600,11 @@ static void ask(void)
 		die("connect %s port %s", opt.address, opt.port);
 	warm_up(fd);
 	end = now_us() + opt.seconds * 1e6;
-	for (long i = 0; opt.seconds > 0 ? now_us() < end : i < opt.batches; i++)
-		run_batch(fd, &result);
+	if (opt.step)
+		step_batches(fd, &result);
+	else
+		for (long i = 0; opt.seconds > 0 ? now_us() < end : i < opt.batches; i++)
+			run_batch(fd, &result);
 	report(&result);
 }
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from netns_tests.lab.errors import LabError
 from netns_tests.lab.namespaces import Namespace
@@ -49,9 +50,8 @@ class Load:
 
     def arguments(self) -> list[str]:
         made = ["--transactions", str(self.transactions), "--warmup", str(self.warmup)]
-        if self.seconds is None:
-            made += ["--batches", str(self.batches)]
-        else:
+        made += ["--batches", str(self.batches)]
+        if self.seconds is not None:
             made += ["--seconds", str(self.seconds)]
         return made + _pinned(self.cpu)
 
@@ -133,35 +133,74 @@ def server(
         end(child)
 
 
-@contextlib.contextmanager
-def started(namespace: Namespace, target: Server, load: Load) -> Iterator[subprocess.Popen[bytes]]:
-    """A client at work during the block; pass it to `result` for what it saw."""
-    require()
-    where = ["--address", str(target.address), "--port", str(target.port)]
-    argv = [str(BINARY), "client", *target.kind.arguments(), *where, *load.arguments()]
-    child = namespace.spawn(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        yield child
-    finally:
-        end(child)
+class Client:
+    """A client at work; a context manager that ends it if it still runs."""
+
+    def __init__(self, namespace: Namespace, target: Server, load: Load, *options: str) -> None:
+        require()
+        where = ["--address", str(target.address), "--port", str(target.port)]
+        self._child = namespace.spawn(
+            [
+                str(BINARY),
+                "client",
+                *target.kind.arguments(),
+                *where,
+                *load.arguments(),
+                *options,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        end(self._child)
+
+    def result(self) -> Result:
+        """Wait until it has finished; LabError with its message if it failed."""
+        try:
+            out, error = self._child.communicate(timeout=CLIENT_SECONDS)
+        except subprocess.TimeoutExpired as late:
+            raise LabError(
+                f"the traffic client took longer than {CLIENT_SECONDS:g} s",
+                hint="see whether anything else fills this machine's CPUs",
+            ) from late
+        if self._child.returncode != 0:
+            raise LabError(
+                f"the traffic client failed: {error.decode().strip()}",
+                hint="see if the path is up (ping)",
+            )
+        return Result.parse(out.decode())
 
 
-def result(child: subprocess.Popen[bytes]) -> Result:
-    """Wait for a client to finish; LabError with its message if it failed."""
-    try:
-        out, error = child.communicate(timeout=CLIENT_SECONDS)
-    except subprocess.TimeoutExpired as late:
-        raise LabError(
-            f"the traffic client took longer than {CLIENT_SECONDS:g} s",
-            hint="see whether anything else fills this machine's CPUs",
-        ) from late
-    if child.returncode != 0:
-        message = error.decode().strip()
-        raise LabError(f"the traffic client failed: {message}", hint="see if the path is up (ping)")
-    return Result.parse(out.decode())
+class SteppedClient(Client):
+    """A client that runs one batch each time it is told to; `result` ends it."""
+
+    def __init__(self, namespace: Namespace, target: Server, load: Load) -> None:
+        super().__init__(namespace, target, load, "--step", "1")
+
+    def step(self) -> None:
+        """Run one batch to its end."""
+        pipes = self._child
+        assert pipes.stdin is not None
+        assert pipes.stdout is not None
+        # A client that died is found out by its silence, and `result` has its words.
+        with contextlib.suppress(BrokenPipeError):
+            pipes.stdin.write(b"\n")
+            pipes.stdin.flush()
+        if not pipes.stdout.readline():
+            self.result()
 
 
 def measure(namespace: Namespace, target: Server, load: Load) -> Result:
     """Run one client to its end."""
-    with started(namespace, target, load) as child:
-        return result(child)
+    with Client(namespace, target, load) as client:
+        return client.result()

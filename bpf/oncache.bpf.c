@@ -37,7 +37,7 @@ static __always_inline __u64 *half_unfit(const struct flow *flow, const struct h
 {
 	if (flow->closed)
 		return &count->base_path.closed;
-	if (half->state != HALF_READY)
+	if (!half->ready)
 		return &count->base_path.unconfirmed;
 	if (half->generation != cfg->generation || half->pod >> 32 != pod->generation)
 		return &count->base_path.stale;
@@ -118,7 +118,7 @@ static __always_inline int push(struct __sk_buff *skb, const struct config *cfg,
 	__u32 uplink = path->ifindex;
 
 #pragma unroll
-	for (int i = 0; i < sizeof(struct vxlan4) / 8; i++)
+	for (__u32 i = 0; i < sizeof(struct vxlan4) / 8; i++)
 		h.word[i] = path->header.word[i];
 	h.inner = p->ip;
 	ip4_lose_hops(&h.inner, hops);
@@ -357,7 +357,8 @@ int from_wire(struct __sk_buff *skb)
 	flags = BPF_F_ADJ_ROOM_FIXED_GSO;
 	if (!outer.udp.check)
 		flags |= BPF_F_ADJ_ROOM_NO_CSUM_RESET;
-	failed = strip(skb, &p, half, pod, tunnel_ecn(outer.ip.tos, p.ip.tos) == ECN_SET_CE, flags, count);
+	failed = strip(skb, &p, half, pod, tunnel_ecn(outer.ip.tos, p.ip.tos) == ECN_SET_CE, flags,
+		       count);
 	if (failed)
 		return failed;
 	count->hits.from_wire++;
@@ -419,7 +420,7 @@ static __always_inline struct flow *learn_entry(const struct flow_key *key, enum
 /* Was the other direction delivered under the state that holds now? */
 static __always_inline int half_current(const struct half *half, __u64 pod, __u32 generation)
 {
-	return half->state != HALF_EMPTY && half->pod == pod && half->generation == generation;
+	return half->seen && half->pod == pod && half->generation == generation;
 }
 
 /*
@@ -433,7 +434,7 @@ static __always_inline int learn_half(struct half *half, struct half *other,
 				      struct counters *count)
 {
 	__u32 generation = *(volatile const __u32 *)&cfg->generation;
-	int known = half->state != HALF_EMPTY;
+	int known = half->seen;
 
 	if (*(volatile const __u32 *)&cfg->epoch != slot->epoch)
 		return leave(&count->not_learned.paused);
@@ -447,11 +448,10 @@ static __always_inline int learn_half(struct half *half, struct half *other,
 	half->left = slot->number;
 	if (!known) /* others may be on the way, written down before there was an entry */
 		half_unsettle(half);
-	half->state = HALF_SEEN;
-	if (half_current(other, pod, generation)) {
-		other->state = HALF_READY;
-		half->state = HALF_READY;
-	}
+	half->seen = 1;
+	half->ready = half_current(other, pod, generation);
+	if (half->ready)
+		other->ready = 1;
 	return leave(&count->learned);
 }
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from errno import ENOENT
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +26,8 @@ OBJECT = Path(__file__).parent / "bpf" / "oncache.bpf.o"
 Address = IPv4Address | IPv6Address
 
 _MAPS = "maps-"  # followed by the hash of their layout: another layout is another directory
-_LINKS = "links"
+_LINKS = "links"  # one name for each hook and device: the link, or a directory where filters serve
+_QDISCS = "clsact"  # a directory for each device on which we made the qdisc
 _GRACE_SECONDS = 1.0  # longer than any program run: a retired path's index is then unused
 _INDEX = 0xFFFFFFFF
 _HOOKS = {
@@ -37,8 +37,6 @@ _HOOKS = {
     "to_wire": Direction.EGRESS,
 }
 _UPLINK_HOOKS, _POD_HOOKS = ("to_wire", "from_wire"), ("to_pod", "from_pod")
-# enum half_state in bpf/lib/flow.h; read from the object's BTF by name
-_EMPTY, _SEEN, _READY = "empty", "seen", "ready"
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ class Plane:
     """The plane of one node, below one directory of a BPF file system."""
 
     def __init__(self, bpf_dir: Path, fds: dict[str, int], programs: libbpf.Object | None) -> None:
-        self._dir = bpf_dir
+        self.directory = bpf_dir
         self._fds = fds
         self._object = programs
         types = {name: maps.map_types(fd) for name, fd in fds.items() if name in _TYPED}
@@ -163,7 +161,7 @@ class Plane:
     # --- life
 
     @classmethod
-    def load(cls, bpf_dir: Path, limits: Limits = Limits(), path: Path = OBJECT) -> "Plane":
+    def load(cls, bpf_dir: Path, limits: Limits, path: Path = OBJECT) -> "Plane":
         """Create the plane, or take over what an earlier agent of this layout left.
 
         Programs already attached go on running until ``attach_*`` replaces them in place.
@@ -204,17 +202,16 @@ class Plane:
     def unload(bpf_dir: Path) -> None:
         """Detach every program of ours and remove every pin, whatever the layout. Idempotent."""
         links = bpf_dir / _LINKS
-        for pin in sorted(links.iterdir()) if links.is_dir() else ():
-            hook, ifindex = _link_name(pin)
-            attach.detach(ifindex, _HOOKS[hook], pin)
+        # to_ before from_: once nothing learns, the caches only get emptier
+        for pin in sorted(links.iterdir(), reverse=True) if links.is_dir() else ():
+            _detach(bpf_dir, pin)
         for home in bpf_dir.glob(_MAPS + "*"):
             for pin in home.iterdir():
                 pin.unlink()
             home.rmdir()
-        with suppress(FileNotFoundError):
-            links.rmdir()
-        with suppress(OSError):  # not ours alone, or not empty
-            bpf_dir.rmdir()
+        for directory in (links, bpf_dir / _QDISCS, bpf_dir):
+            with suppress(FileNotFoundError):
+                directory.rmdir()
 
     def _adopt(self) -> None:
         """First use of the maps, or the first after another agent: give every path an index."""
@@ -293,7 +290,8 @@ class Plane:
 
     def deadline_margin(self) -> float:
         """Seconds until the dead-man switch acts; negative when it has, or when disabled."""
-        return (self._config.deadline - time.clock_gettime_ns(time.CLOCK_MONOTONIC)) / 1e9
+        deadline: int = self._config.deadline
+        return (deadline - time.clock_gettime_ns(time.CLOCK_MONOTONIC)) / 1e9
 
     def pause_learning(self) -> None:
         """Nothing is learned until ``resume_learning``, nor from packets now on their way."""
@@ -326,6 +324,10 @@ class Plane:
         if known is not None and known.value == index:
             self._index.delete(path)
             self._retired.append((time.monotonic(), index))
+
+    def set_path_mtu(self, index: int, mtu: int) -> None:
+        """Limit one path to inner IP packets of so many bytes; 0 lifts the limit."""
+        self._states[index].mtu = mtu
 
     def _free_retired(self) -> None:
         due = time.monotonic() - _GRACE_SECONDS
@@ -405,18 +407,21 @@ class Plane:
         if self._object is None:
             raise NotLoadedError("this process has no programs", hint="start the node agent")
         for hook in hooks:
-            pin = self._dir / _LINKS / f"{hook}-{ifindex}"
-            attach.attach(ifindex, _HOOKS[hook], self._object.programs[hook], pin)
+            pin = self.directory / _LINKS / f"{hook}-{ifindex}"
+            if attach.attach(ifindex, _HOOKS[hook], self._object.programs[hook], pin):
+                (self.directory / _QDISCS / str(ifindex)).mkdir(parents=True, exist_ok=True)
+            if not libbpf.tcx_available():
+                pin.mkdir(exist_ok=True)
 
     def detach(self, ifindex: int) -> None:
         """Take our programs off a device, or clear up after one that is gone."""
-        for pin in (self._dir / _LINKS).glob(f"*-{ifindex}"):
-            attach.detach(ifindex, _HOOKS[_link_name(pin)[0]], pin)
+        for pin in sorted((self.directory / _LINKS).glob(f"*-{ifindex}"), reverse=True):
+            _detach(self.directory, pin)
 
     def attached(self) -> Attached:
         """Devices that have both our programs, read from the kernel."""
         on: dict[str, set[int]] = {hook: set() for hook in _HOOKS}
-        for pin in (self._dir / _LINKS).iterdir():
+        for pin in (self.directory / _LINKS).iterdir():
             hook, ifindex = _link_name(pin)
             if attach.is_attached(ifindex, _HOOKS[hook], pin):
                 on[hook].add(ifindex)
@@ -427,7 +432,7 @@ class Plane:
 
     def pinned_devices(self) -> frozenset[int]:
         """Every interface index we have a pin for, its device gone or not."""
-        return frozenset(_link_name(pin)[1] for pin in (self._dir / _LINKS).iterdir())
+        return frozenset(_link_name(pin)[1] for pin in (self.directory / _LINKS).iterdir())
 
     def programs(self) -> dict[str, libbpf.ProgInfo]:
         """Name -> what the kernel says of each program this process has loaded."""
@@ -522,40 +527,25 @@ class Plane:
         generation, lease, down = config.generation, config.lease, self._down()
         pods = [pod.generation for pod in self._pods]
         paths = [state.generation for state in self._states]
-        names = [_EMPTY, _SEEN, _READY]
         show = _addresses()
 
         def half(part: Any, closed: int, outward: bool) -> HalfRow:
             pod, path = part.pod, part.path
-            index, pod_generation = pod & _INDEX, pod >> 32
-            state, age = part.state, now - part.learned
-            if down:
-                reason = down
-            elif closed:
-                reason = "closed"
-            elif state != 2:
-                reason = "unconfirmed"
-            elif part.generation != generation or pods[index] != pod_generation:
-                reason = "stale"
-            elif outward and paths[path & _INDEX] != path >> 32:
-                reason = "stale"
-            elif age > lease:
-                reason = "lease"
-            elif part.sent != part.left:
-                reason = "order"
-            else:
-                reason = ""
+            age = now - part.learned
+            current = part.generation == generation and pods[pod & _INDEX] == pod >> 32
+            if outward:
+                current = current and paths[path & _INDEX] == path >> 32
             return HalfRow(
-                names[state],
-                reason,
-                round(age / 1e9, 3) if state else 0.0,
-                index,
+                "ready" if part.ready else "seen" if part.seen else "empty",
+                down or _unfit(part, closed, current, age > lease),
+                round(age / 1e9, 3) if part.seen else 0.0,
+                pod & _INDEX,
                 path & _INDEX,
                 part.generation,
-                pod_generation,
+                pod >> 32,
                 path >> 32,
                 part.hops,
-                "" if outward or not state else show(bytes(part.peer)),
+                "" if outward or not part.seen else show(bytes(part.peer)),
             )
 
         def row(key: Any, flow: Any) -> FlowRow:
@@ -589,9 +579,22 @@ _TYPED = (
 )
 
 
+def _unfit(part: Any, closed: int, current: bool, due: bool) -> str:
+    """half_unfit() of bpf/oncache.bpf.c: the counter that the next packet moves, "" if a hit."""
+    if closed:
+        return "closed"
+    if not part.ready:
+        return "unconfirmed"
+    if not current:
+        return "stale"
+    if due:
+        return "lease"
+    return "order" if part.sent != part.left else ""
+
+
 def _details(half: HalfRow, outward: bool) -> tuple[str, ...]:
     lines = [f"direction {'egress' if outward else 'ingress'}, entry {half.state}"]
-    if half.state != _EMPTY:
+    if half.state != "empty":
         lines.append(f"learned {half.age_seconds:.1f} s ago, {half.hops} hop(s)")
         lines.append(f"pod {half.pod}" + (f", path {half.path}" if outward else ""))
     if half.peer:
@@ -695,6 +698,17 @@ def _home(bpf_dir: Path) -> Path:
             f"nothing is loaded under {bpf_dir}", hint="start the agent: fabric-agent node -c FILE"
         )
     return homes[0]
+
+
+def _detach(bpf_dir: Path, pin: Path) -> None:
+    """Undo one attachment; with the last filter on a device goes the qdisc we made for it."""
+    hook, ifindex = _link_name(pin)
+    note = bpf_dir / _QDISCS / str(ifindex)
+    attach.detach(ifindex, _HOOKS[hook], pin, created_qdisc=note.exists())
+    if pin.is_dir():
+        pin.rmdir()
+    if note.exists() and not list(pin.parent.glob(f"*-{ifindex}")):
+        note.rmdir()
 
 
 def _link_name(pin: Path) -> tuple[str, int]:

@@ -27,12 +27,6 @@ struct flow_key {
 	__u8 pad[3];
 };
 
-enum half_state {
-	HALF_EMPTY = 0,
-	HALF_SEEN = 1, /* delivered by the base path in this direction */
-	HALF_READY = 2, /* ... and in the other one too */
-};
-
 struct half {
 	__u64 pod; /* index | generation << 32: one load, one comparison */
 	__u64 path; /* the same; 0 on the way in */
@@ -41,11 +35,13 @@ struct half {
 	__u32 generation;
 	__u32 sent; /* number of the last packet given to the base path ... */
 	__u32 left; /* ... and of the last one that came out of it */
-	__u8 state; /* enum half_state */
+	__u8 seen; /* delivered by the base path in this direction */
+	__u8 ready; /* ... and in the other one too */
 	__u8 hops; /* TTL that the base path takes */
+	__u8 pad1;
 	__u8 to_mac[6]; /* as the first hook saw it; others take the base path */
 	__u8 from_mac[6]; /* way in: source MAC to write */
-	__u8 pad[6];
+	__u8 pad2[4];
 	struct address peer; /* way in: outer source */
 };
 

@@ -49,9 +49,9 @@ static __always_inline int cursor_start(struct __sk_buff *skb, struct cursor *c,
 	return 0;
 }
 
-#define cursor_take(c, type)                                                \
-	({                                                                  \
-		type *__hdr = (c)->pos;                                     \
+#define cursor_take(c, type)                                                            \
+	({                                                                              \
+		type *__hdr = (c)->pos;                                                 \
 		(void *)(__hdr + 1) <= (c)->end ? ((c)->pos = __hdr + 1, __hdr) : NULL; \
 	})
 

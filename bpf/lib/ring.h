@@ -46,8 +46,7 @@ struct {
 
 /* Writes the packet down and marks it. Returns its number, 0 if that failed. */
 static __always_inline __u32 ring_note(struct __sk_buff *skb, const struct config *cfg,
-				       const struct packet *p, enum journey journey,
-				       __u64 pod)
+				       const struct packet *p, enum journey journey, __u64 pod)
 {
 	__u32 zero = 0, number, nonce, *head = bpf_map_lookup_elem(&ring_head, &zero);
 	struct slot *slot;
@@ -75,7 +74,10 @@ static __always_inline __u32 ring_note(struct __sk_buff *skb, const struct confi
 	return number;
 }
 
-/* Takes the slot that the mark names and wipes our bits. 0 if the mark is not ours. */
+/*
+ * Takes the slot that the mark names and wipes our bits. 0 if the mark is not ours:
+ * IGMP and MLD packets seem marked, the kernel keeps their tail room in that place.
+ */
 static __always_inline int ring_take(struct __sk_buff *skb, const struct config *cfg,
 				     struct slot *copy)
 {
@@ -84,10 +86,10 @@ static __always_inline int ring_take(struct __sk_buff *skb, const struct config 
 
 	if (!nonce)
 		return 0;
-	skb->mark &= ~cfg->mark_mask;
 	slot = bpf_map_lookup_elem(&ring, &nonce);
-	if (!slot)
+	if (!slot || !slot->number)
 		return 0;
+	skb->mark &= ~cfg->mark_mask;
 	bpf_spin_lock(&slot->lock);
 	copy->number = slot->number;
 	copy->epoch = slot->epoch;

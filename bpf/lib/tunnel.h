@@ -12,10 +12,9 @@
 #include "packet.h"
 #include "path.h"
 
-#define PUSH_FLAGS                                                            \
-	(BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 |            \
-	 BPF_F_ADJ_ROOM_ENCAP_L4_UDP | BPF_F_ADJ_ROOM_ENCAP_L2_ETH |          \
-	 BPF_F_ADJ_ROOM_ENCAP_L2(sizeof(struct eth)))
+#define PUSH_FLAGS                                                                               \
+	(BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | \
+	 BPF_F_ADJ_ROOM_ENCAP_L2_ETH | BPF_F_ADJ_ROOM_ENCAP_L2(sizeof(struct eth)))
 
 /* udp_flow_src_port(): entropy for RSS and ECMP, the same port as on the base path. */
 static __always_inline __be16 tunnel_source_port(const struct config *cfg, __u32 hash)
@@ -54,8 +53,7 @@ static __always_inline __sum16 fold(__u32 sum)
 
 /* What differs from packet to packet of a path. */
 static __always_inline void tunnel_complete(struct vxlan4 *h, const struct config *cfg,
-					    const struct ip4 *inner, __u16 length,
-					    __u32 hash)
+					    const struct ip4 *inner, __u16 length, __u32 hash)
 {
 	h->ip.tos = tunnel_tos(cfg, h->ip.tos, inner->tos);
 	h->ip.tot_len = bpf_htons(length + VXLAN4_OVERHEAD);
@@ -97,8 +95,8 @@ static __always_inline __u64 *tunnel_open(struct __sk_buff *skb, struct cursor *
 	vxlan = cursor_take(c, struct vxlan);
 	if (!vxlan)
 		return &count->base_path.truncated;
-	if (skb->pkt_type || ip->daddr != cfg->local.word[3] ||
-	    ip->frag_off & bpf_htons(IP4_MF) || vxlan->flags != bpf_htonl(VXLAN_FLAGS))
+	if (skb->pkt_type || ip->daddr != cfg->local.word[3] || ip->frag_off & bpf_htons(IP4_MF) ||
+	    vxlan->flags != bpf_htonl(VXLAN_FLAGS))
 		return &count->base_path.outer;
 	if (vxlan->vni != cfg->vni)
 		return &count->base_path.vni;
@@ -130,8 +128,7 @@ static __always_inline enum ecn tunnel_ecn(__u8 outer, __u8 inner)
 
 static __always_inline void ip4_set_ce(struct ip4 *ip)
 {
-	__u32 sum = (__u16)~ip->check + bpf_htons(ip->tos | ECN_CE) +
-		    (__u16)~bpf_htons(ip->tos);
+	__u32 sum = (__u16)~ip->check + bpf_htons(ip->tos | ECN_CE) + (__u16)~bpf_htons(ip->tos);
 
 	ip->tos |= ECN_CE;
 	ip->check = fold(sum);

@@ -13,8 +13,10 @@ from typing import Any
 from netns_tests.lab import agent
 from netns_tests.lab.errors import LabError
 from netns_tests.lab.namespaces import Namespace
+from netns_tests.lab.signals import undisturbed
 
 UPLINK = "und0"
+BRIDGE = "cni0"
 POD_DEVICE = "eth0"
 FIRST_POD = 11
 LINK_LOCAL_GATEWAY = IPv4Address("169.254.1.1")
@@ -118,9 +120,6 @@ class Pod(Namespace):
         super().delete()
 
 
-BRIDGE = "cni0"
-
-
 class Host(Namespace):
     """A machine: forwards, holds pods, and reaches other hosts by its uplink."""
 
@@ -153,9 +152,10 @@ class Host(Namespace):
 
     def pod(self, label: str) -> Pod:
         """Add a pod; its address is the next of the host's range, from .11 on."""
-        made = Pod(self, label, self._next_pod, self._attachment())
+        with undisturbed():
+            made = Pod(self, label, self._next_pod, self._attachment())
+            self.pods[label] = made
         self._next_pod += 1
-        self.pods[label] = made
         return made
 
     def config(self, **changes: Any) -> dict[str, Any]:

@@ -6,24 +6,22 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-import signal
 import tempfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
 from netns_tests.lab import namespaces, overlay
 from netns_tests.lab.hosts import Host, Shape
 from netns_tests.lab.namespaces import Namespace
 from netns_tests.lab.overlay import Vxlan
+from netns_tests.lab.signals import terminating_in_order, undisturbed
 
 
 class Lab:
     """Builds hosts, wires and overlays; undoes all of it in reverse when the block ends.
 
-    Also when it ends by an exception, Ctrl-C or SIGTERM. Names are random, with the prefix
-    "onc-", so that several laboratories can run at once.
+    Also when it ends by an exception, Ctrl-C or SIGTERM (raised as `signals.Terminated`). Names
+    are random, with the prefix "onc-", so that several laboratories can run at once.
     """
 
     def __init__(self) -> None:
@@ -33,11 +31,12 @@ class Lab:
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Lab:
-        self._undo.enter_context(_terminating_in_order())
+        self._undo.enter_context(terminating_in_order())
         try:
-            self.directory = Path(tempfile.mkdtemp(prefix=f"{self.name}-"))
-            self._undo.callback(shutil.rmtree, self.directory, ignore_errors=True)
-            self._mount_bpffs()
+            with undisturbed():
+                self.directory = Path(tempfile.mkdtemp(prefix=f"{self.name}-"))
+                self._undo.callback(shutil.rmtree, self.directory)
+                self._mount_bpffs()
         except BaseException:
             self._undo.close()
             raise
@@ -49,7 +48,7 @@ class Lab:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with _undisturbed():
+        with undisturbed():
             self._undo.__exit__(kind, error, trace)
 
     def _mount_bpffs(self) -> None:
@@ -62,8 +61,9 @@ class Lab:
         """Add a host: an IPv4 router without wires or pods yet."""
         work = self.directory / label
         work.mkdir()
-        made = Host(self.name, label, len(self.hosts) + 1, work, self.bpffs)
-        self._undo.callback(made.delete)
+        with undisturbed():
+            made = Host(self.name, label, len(self.hosts) + 1, work, self.bpffs)
+            self._undo.callback(made.delete)
         self.hosts[label] = made
         return made
 
@@ -72,8 +72,9 @@ class Lab:
         if len(hosts) == 2:
             overlay.direct_wire(*hosts, mtu=mtu)
             return
-        switch = Namespace(f"{self.name}-switch{hosts[0].number}")
-        self._undo.callback(switch.delete)
+        with undisturbed():
+            switch = Namespace(f"{self.name}-switch{hosts[0].number}")
+            self._undo.callback(switch.delete)
         overlay.switched_wire(switch, hosts, mtu)
 
     def vxlan(self, *hosts: Host, device: Vxlan | None = None, shape: Shape = Shape.BRIDGE) -> None:
@@ -95,34 +96,3 @@ class Lab:
         for host in (one, other):
             host.pod("p1")
         return one, other
-
-
-def _on_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
-@contextlib.contextmanager
-def _terminating_in_order() -> Iterator[None]:
-    """SIGTERM unwinds the stack, as Ctrl-C does, instead of ending the process on the spot."""
-    if not _on_main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not stop the cleaning up."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

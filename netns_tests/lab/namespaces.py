@@ -76,10 +76,10 @@ def unmount(target: Path) -> None:
 
 @contextlib.contextmanager
 def inside(namespace: Namespace | Path | str) -> Iterator[None]:
-    """The calling thread is in `namespace` for the length of the block (other threads are not).
+    """The calling thread is in `namespace` for the length of the block; other threads are not.
 
-    A string is a name under /run/netns. Sockets opened here and processes started here stay in
-    the namespace for their lifetime.
+    A string is a name under /run/netns. Sockets opened in the block, and processes and threads
+    started in it, stay in the namespace for their lifetime.
     """
     path = namespace.path if isinstance(namespace, Namespace) else RUN / namespace
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -136,13 +136,13 @@ class Namespace:
         _touch(self.path)
         try:
             _bind_new(self.path)
+            for scope in ("default", "all"):
+                self.sysctl(f"net.ipv6.conf.{scope}.disable_ipv6", 1)
+                self.sysctl(f"net.ipv4.conf.{scope}.rp_filter", 0)
+            self.up("lo")
         except BaseException:
-            self._unlink()
+            Namespace.delete(self)
             raise
-        for scope in ("default", "all"):
-            self.sysctl(f"net.ipv6.conf.{scope}.disable_ipv6", 1)
-            self.sysctl(f"net.ipv4.conf.{scope}.rp_filter", 0)
-        self.up("lo")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

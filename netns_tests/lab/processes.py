@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -52,7 +53,10 @@ def finish(
     argv: Sequence[str], *, text: str | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run a child to its end; LabError with what it said if it fails and `check` is set."""
-    done = subprocess.run(argv, input=text, capture_output=True, text=True, env=environment())
+    try:
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, env=environment())
+    except FileNotFoundError as missing:
+        raise LabError(f"{argv[0]} is not installed", hint="run make setup") from missing
     if check and done.returncode != 0:
         raise LabError(
             f"{' '.join(argv)} ended with {done.returncode}: {done.stderr.strip()}",
@@ -72,7 +76,9 @@ def end(child: subprocess.Popen[bytes], first: signal.Signals = signal.SIGTERM) 
     status = child.wait()
     for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is not None:
-            pipe.close()
+            # What it was still to read is lost with it.
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
     return status
 
 

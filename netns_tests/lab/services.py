@@ -26,7 +26,7 @@ table ip lab_policy {{
 
 _SERVICE = """
 table ip lab_services {{
-  chain {name} {{
+  chain {hook} {{
     type nat hook {hook} priority -100; policy accept;
     ip daddr {address} {protocol} dport {port} counter dnat to {backend}:{backend_port}
   }}
@@ -65,7 +65,6 @@ def cluster_ip(
     """On `host`, translate a service address to one backend, for pods and for the host itself."""
     for hook in ("prerouting", "output"):
         rules = _SERVICE.format(
-            name=f"{protocol}_{port}_{hook}",
             hook=hook,
             address=address,
             protocol=protocol,

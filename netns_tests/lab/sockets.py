@@ -147,7 +147,7 @@ def _echo_reply(raw: socket.socket, identity: int, sequence: int, deadline: floa
 def checksum(data: bytes) -> int:
     """The Internet checksum of RFC 1071."""
     padded = data + b"\0" * (len(data) % 2)
-    total = sum(struct.unpack(f"!{len(padded) // 2}H", padded))
+    total: int = sum(struct.unpack(f"!{len(padded) // 2}H", padded))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF

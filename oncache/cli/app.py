@@ -11,7 +11,8 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from errno import EACCES, EPERM
+from typing import Any, NoReturn
 
 from oncache.cli.verbs import COMMON, VERBS, Argument, Verb
 from oncache.core.errors import ConfigError, HostError, OncacheError
@@ -66,7 +67,7 @@ def add(
     parser: argparse.ArgumentParser, arguments: Sequence[Argument], *, hidden_default: bool = False
 ) -> None:
     # A default of a verb's parser would overwrite what stood before the verb.
-    default = {"default": argparse.SUPPRESS} if hidden_default else {}
+    default: dict[str, Any] = {"default": argparse.SUPPRESS} if hidden_default else {}
     for argument in arguments:
         parser.add_argument(*argument.names, **argument.keywords, **default)
 
@@ -95,7 +96,7 @@ def report(error: Exception, *, verbose: bool) -> int:
 
 
 def translated(error: Exception) -> OncacheError:
-    if isinstance(error, PermissionError):
+    if isinstance(error, OSError) and error.errno in (EPERM, EACCES):
         return HostError(f"not permitted: {error}", hint="run it as root")
     return OncacheError(
         f"{type(error).__name__}: {error}",

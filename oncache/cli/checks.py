@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 OLDEST_KERNEL = (6, 1)
-TUNNELS = ("vxlan", "geneve")
-# Outer IPv4 20, UDP 8, VXLAN or Geneve without options 8, inner Ethernet 14.
+TUNNELS = ("vxlan",)
+# Outer IPv4 20, UDP 8, VXLAN 8, inner Ethernet 14.
 TUNNEL_BYTES = 50
 
 
@@ -72,9 +72,8 @@ class Facts:
     btf: bool
     bpf_dir: str
     bpffs: bool
-    tcx: bool
-    clsact: bool
-    ct_kfuncs: bool
+    tcx: bool | None
+    ct_lookup: bool | None
     configured: bool
     uplink_name: str = ""
     tunnel_name: str = ""
@@ -129,10 +128,15 @@ def kernel(facts: Facts) -> Iterator[Check]:
         "kernel types are described" if facts.btf else "no /sys/kernel/btf/vmlinux",
         "use a kernel built with CONFIG_DEBUG_INFO_BTF=y",
     )
-    yield verdict(
+    if facts.ct_lookup is not None:
+        yield conntrack_lookup(facts.ct_lookup)
+
+
+def conntrack_lookup(there: bool) -> Check:
+    return verdict(
         "conntrack lookup",
-        facts.ct_kfuncs,
-        "programs can ask conntrack" if facts.ct_kfuncs else "programs cannot ask conntrack",
+        there,
+        "programs can ask conntrack" if there else "programs cannot ask conntrack",
         "load nf_conntrack (modprobe nf_conntrack); without it a flow counts as established when "
         "both directions were seen",
         level=Level.WARN,
@@ -151,17 +155,10 @@ def bpffs(facts: Facts) -> Iterator[Check]:
 
 
 def hooks(facts: Facts) -> Iterator[Check]:
-    if facts.tcx:
-        yield Check("hooks", Level.OK, "tcx links: attached atomically, beside other programs")
-    elif facts.clsact:
-        yield Check("hooks", Level.OK, "clsact filters (this kernel has no tcx; 6.6 and later do)")
-    else:
-        yield Check(
-            "hooks",
-            Level.FAIL,
-            "neither tcx nor clsact",
-            "use a kernel with CONFIG_NET_CLS_ACT=y and CONFIG_NET_CLS_BPF",
-        )
+    if facts.tcx is not None:
+        links = "tcx links: attached atomically, beside other programs"
+        filters = "clsact filters: this kernel has no tcx links (6.6 and later do)"
+        yield Check("hooks", Level.OK, links if facts.tcx else filters)
 
 
 def configuration(facts: Facts) -> Iterator[Check]:
@@ -226,6 +223,8 @@ def mtu(facts: Facts) -> Iterator[Check]:
 
 
 def rp_filter(facts: Facts) -> Iterator[Check]:
+    if not facts.configured:
+        return
     # The kernel takes the larger of a device's own value and that of "all".
     everywhere = facts.rp_filter.get("all", 0)
     strict = sorted(
@@ -233,8 +232,6 @@ def rp_filter(facts: Facts) -> Iterator[Check]:
         for name, value in facts.rp_filter.items()
         if name not in ("all", "default") and max(value, everywhere) == 1
     )
-    if not facts.rp_filter:
-        return
     yield verdict(
         "rp_filter",
         not strict,
@@ -285,6 +282,8 @@ def forwarding(facts: Facts) -> Iterator[Check]:
 
 
 def foreign(facts: Facts) -> Iterator[Check]:
+    if not facts.configured:
+        return
     names = [f"{f.name or '(no name)'} on {f.device} {f.direction}" for f in facts.foreign]
     yield verdict(
         "foreign programs",

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from collections.abc import Iterable
 from contextlib import closing
+from pathlib import Path
 
 from oncache.cli.checks import Device, Facts, Foreign, MarkRule
 from oncache.cli.places import Places
@@ -16,6 +19,9 @@ from oncache.core.netlink import Link, Netlink, Rule
 from oncache.plane import Plane
 
 CONNTRACK = "netfilter.nf_conntrack_tcp"
+KERNEL_TYPES = Path("/sys/kernel/btf/vmlinux")
+# Bits of CapEff (linux/capability.h): CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF.
+NET_ADMIN, SYS_ADMIN, PERFMON, BPF = (1 << bit for bit in (12, 21, 38, 39))
 # A rule that names a mark and no mask looks at all of it.
 WHOLE_MARK = 0xFFFFFFFF
 
@@ -27,15 +33,15 @@ def gather(where: Places) -> Facts:
     by_name = {link.name: link for link in links}
     uplink = by_name.get(config.node.uplink) if config else None
     tunnel = by_name.get(tunnel_name(config))
+    kernel = probe()
     return Facts(
-        privileged=features.privileged(),
-        kernel=features.kernel_version(),
-        btf=features.has_btf(),
+        privileged=privileged(),
+        kernel=version(os.uname().release),
+        btf=KERNEL_TYPES.exists(),
         bpf_dir=str(where.bpf_dir),
-        bpffs=bpffs.is_bpffs(where.bpf_dir),
-        tcx=features.has_tcx(),
-        clsact=features.has_clsact(),
-        ct_kfuncs=features.has_conntrack_lookup(),
+        bpffs=on_bpffs(where.bpf_dir),
+        tcx=kernel.tcx if kernel else None,
+        ct_lookup=kernel.ct_lookup if kernel else None,
         configured=config is not None,
         uplink_name=config.node.uplink if config else "",
         tunnel_name=tunnel_name(config),
@@ -56,6 +62,32 @@ def gather(where: Places) -> Facts:
 async def ask_netlink() -> tuple[list[Link], list[Rule]]:
     async with Netlink() as netlink:
         return await netlink.links(), await netlink.rules()
+
+
+def privileged() -> bool:
+    """May this process load programs, and put them on devices?"""
+    status = Path("/proc/self/status").read_text()
+    have = int(status.split("CapEff:")[1].split()[0], 16)
+    may_load = have & SYS_ADMIN or (have & BPF and have & PERFMON)
+    return bool(have & NET_ADMIN and may_load)
+
+
+def version(release: str) -> tuple[int, int]:
+    """(6, 1) of "6.1.0-28-amd64"."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def probe() -> features.Features | None:
+    """The kernel answers only to those who may load programs."""
+    try:
+        return features.probe()
+    except OSError:
+        return None
+
+
+def on_bpffs(path: Path) -> bool:
+    return bpffs.is_bpffs(next(p for p in (path, *path.parents) if p.exists()))
 
 
 def tunnel_name(config: Config | None) -> str:

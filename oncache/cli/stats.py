@@ -8,11 +8,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from typing import Any
 
 from oncache.cli.output import show
 from oncache.cli.places import places
+from oncache.cli.reading import pinned
 from oncache.cli.tables import table
 from oncache.plane import Plane
 
@@ -23,7 +23,7 @@ Counters = Mapping[str, Any]
 
 
 def run(args: argparse.Namespace) -> int:
-    with closing(Plane.open(places(args).bpf_dir)) as plane:
+    with pinned(places(args).bpf_dir) as plane:
         if args.watch:
             watch(plane, as_json=args.json)
         else:

@@ -50,8 +50,8 @@ def attach(ifindex: int, direction: Direction, prog_fd: int, pin: Path) -> bool:
     """Attach a program, or swap the one we attached before; True if this made a clsact qdisc.
 
     ``pin`` is the attachment's name in bpffs, one per device and direction. A pin left by a device
-    that is gone or has moved to another namespace is replaced. The caller keeps the answer for
-    ``detach``. BusyError if a foreign filter holds our place on a clsact qdisc.
+    that is gone or has moved to another namespace is replaced. A True has to be kept for
+    ``detach``: a later swap says False. BusyError if a foreign filter holds our place on clsact.
     """
     if libbpf.tcx_available():
         _attach_link(ifindex, _TCX[direction], prog_fd, pin)
@@ -89,7 +89,7 @@ def attached(ifindex: int, direction: Direction) -> list[Program]:
             programs.extend(_program(prog_id))
     programs.extend(
         Program(held.prog_id, held.name, held.tag, _is_ours(held))
-        for held in tc.tctc.tc_filters(ifindex, direction)
+        for held in tc.tc_filters(ifindex, direction)
         if held.prog_id
     )
     return programs
@@ -131,7 +131,7 @@ def _is_live(link: int, ifindex: int, attach_type: AttachType) -> bool:
         if error.errno == ENODEV:
             return False
         raise
-    return any(link_id == libbpf.link_info(link).id for _prog_id, link_id in chain)
+    return libbpf.link_info(link).id in {link_id for _prog_id, link_id in chain}
 
 
 @contextmanager
@@ -176,7 +176,12 @@ def _attach_filter(ifindex: int, direction: Direction, prog_fd: int) -> bool:
                 hint="give that filter another priority",
             )
     name = libbpf.prog_info(prog_fd).name
-    tc.tc_filter_replace(ifindex, direction, prog_fd, name, PRIORITY, HANDLE)
+    try:
+        tc.tc_filter_replace(ifindex, direction, prog_fd, name, PRIORITY, HANDLE)
+    except OSError:
+        if created:
+            tc.clsact_delete(ifindex)
+        raise
     return created
 
 

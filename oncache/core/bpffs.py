@@ -23,7 +23,7 @@ def is_bpffs(path: Path) -> bool:
 
 def require(path: Path) -> None:
     """Make ``path`` a directory in a BPF file system, or raise HostError."""
-    there = next(p for p in (path, *path.parents) if p.exists())
+    there = next(p for p in (path, *path.parents) if os.path.exists(p))
     if not is_bpffs(there):
         raise HostError(
             f"{path} is not in a BPF file system",

@@ -9,10 +9,9 @@ import ctypes as ct
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from oncache.core.errors import HostError, LayoutError
 
@@ -44,6 +43,7 @@ class Kind(IntEnum):
     ENUM64 = 19
 
 
+_KINDS = tuple(Kind)
 # Bytes behind each record's 12-byte head: a fixed part, and a part per member.
 _TAIL = {
     Kind.INT: (4, 0),
@@ -85,8 +85,8 @@ _MAGIC = b"\x9f\xeb"
 _HEADER = struct.Struct("<HBBIIIII")
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+# Tuples rather than dataclasses: a kernel has more than 100,000 records.
+class Record(NamedTuple):
     """One BTF record. ``size`` is bytes, or the id of the type an alias stands for."""
 
     id: int
@@ -98,8 +98,7 @@ class Record:
     tail: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A struct or union member: name ("" when anonymous), type id, offset in bits, bit width."""
 
     name: str
@@ -157,7 +156,7 @@ class Btf:
         return found
 
     def map_names(self) -> tuple[str, ...]:
-        """Names of the maps the object defines, in the order of the C source."""
+        """Names of the maps the object defines, in the compiler's order."""
         return tuple(self._maps())
 
     def map_types(self, name: str) -> tuple[type[Any], type[Any]]:
@@ -187,7 +186,7 @@ class Btf:
         at, number = 0, 1
         while at < len(types):
             name, info, size = struct.unpack_from("<III", types, at)
-            kind, members = Kind(info >> 24 & 31), info & 0xFFFF
+            kind, members = _KINDS[info >> 24 & 31], info & 0xFFFF
             fixed, each = _TAIL.get(kind, (0, 0))
             end = at + 12 + fixed + each * members
             tail = types[at + 12 : end]

@@ -11,6 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum
 from errno import E2BIG, EINVAL, ENOENT, EPERM
@@ -199,6 +200,7 @@ _PRINT = ct.CFUNCTYPE(_INT, _INT, _STR, _PTR)
 # name -> (result, arguments). An int result is 0 or more, or a negative errno (libbpf >= 1.0).
 _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "libbpf_set_print": (_PTR, _PRINT),
+    "libbpf_strerror": (_INT, _INT, _PTR, _SIZE),
     "libbpf_num_possible_cpus": (_INT,),
     "bpf_object__open_file": (_PTR, _STR, _PTR),
     "bpf_object__load": (_INT, _PTR),
@@ -250,7 +252,6 @@ def _library() -> ct.CDLL:
         for function, (result, *arguments) in _PROTOTYPES.items():
             entry = getattr(library, function)
             entry.restype, entry.argtypes = result, arguments
-        library.libbpf_set_print(_keep_message)
         return library
     raise HostError(
         "libbpf is not installed (neither libbpf.so.1 nor libbcc.so.0 can be opened)",
@@ -284,6 +285,12 @@ def _on_message(level: int, template: bytes, arguments: int) -> int:
 _keep_message = _PRINT(_on_message)
 
 
+def _listen() -> None:
+    """Start collecting; again each time, because bcc puts its own listener in our place."""
+    _library().libbpf_set_print(_keep_message)
+    _messages.lines.clear()
+
+
 @functools.cache
 def _vsnprintf() -> Callable[..., int]:
     function = ct.CDLL(None).vsnprintf
@@ -293,8 +300,15 @@ def _vsnprintf() -> Callable[..., int]:
 
 def _check(result: int, doing: str) -> int:
     if result < 0:
-        raise BpfError(-result, f"{doing}: {os.strerror(-result)}")
+        raise BpfError(-result, f"{doing}: {_reason(-result)}")
     return result
+
+
+def _reason(number: int) -> str:
+    # libbpf has numbers of its own behind the kernel's.
+    text = ct.create_string_buffer(256)
+    _library().libbpf_strerror(number, text, len(text))
+    return text.value.decode()
 
 
 # --- objects
@@ -359,13 +373,10 @@ class Object:
 
         Raises HostError with the verifier's last words; its whole log is the error's note.
         """
-        library = _library()
-        for program in self._programs.values():
-            library.bpf_program__set_log_level(program, _LOG_LEVEL)
-        _messages.lines.clear()
-        result = library.bpf_object__load(self._handle)
+        result = self._attempt(_LOG_STATISTICS)
         if result < 0:
-            raise _load_error(self._path, -result, _messages.lines)
+            raise _load_error(self._path, -result, [*_messages.lines, *self._refusal()])
+        library = _library()
         self.maps = {name: library.bpf_map__fd(it) for name, it in self._maps.items()}
         fds = {name: library.bpf_program__fd(it) for name, it in self._programs.items()}
         self.programs = {name: fd for name, fd in fds.items() if fd >= 0}
@@ -379,15 +390,37 @@ class Object:
         self.maps, self.programs = {}, {}
 
     def _open(self, options: _OpenOptions) -> int | None:
-        _messages.lines.clear()
+        _listen()
         handle: int | None = _library().bpf_object__open_file(
             os.fsencode(self._path), ct.byref(options)
         )
         if not handle:
             number = ct.get_errno()
-            detail = "; ".join([os.strerror(number), *_messages.lines])
+            detail = "; ".join([_reason(number), *_messages.lines])
             raise BpfError(number, f"open {self._path}: {detail}")
         return handle
+
+    def _attempt(self, log_level: int) -> int:
+        library = _library()
+        for program in self._programs.values():
+            library.bpf_program__set_log_level(program, log_level)
+        _listen()
+        result: int = library.bpf_object__load(self._handle)
+        return result
+
+    def _refusal(self) -> list[str]:
+        """The verifier's path through the program it refused, with source lines.
+
+        Asked for only now: writing it takes the verifier several times as long.
+        """
+        failed = re.search(r"prog '(\w+)': BPF program load failed", "\n".join(_messages.lines))
+        if failed is None:
+            return []
+        with closing(Object(self._path)) as again:
+            for name in again.program_names:
+                again.set_autoload(name, name == failed[1])
+            again._attempt(_LOG_PATH)
+            return _messages.lines
 
     def _walk(self, what: str) -> Iterator[tuple[str, int]]:
         library = _library()
@@ -418,9 +451,8 @@ class Object:
         }
 
 
-# BPF_LOG_LEVEL1 | BPF_LOG_STATS: the full story of a refusal, with source lines; for an accepted
-# program the kernel keeps only the statistics.
-_LOG_LEVEL = 1 | 4
+_LOG_PATH = 1  # BPF_LOG_LEVEL1
+_LOG_STATISTICS = 4  # BPF_LOG_STATS
 
 
 def _verifier_stats(messages: list[str]) -> Iterator[tuple[str, VerifierStats]]:
@@ -438,7 +470,7 @@ def _load_error(path: Path, number: int, messages: list[str]) -> HostError:
     if not (KERNEL_BTF / "vmlinux").exists():
         return no_kernel_btf()
     error = HostError(
-        f"the kernel refused {path.name}: {_last_words(messages) or os.strerror(number)}",
+        f"the kernel refused {path.name}: {_last_words(messages) or _reason(number)}",
         hint="compare the kernel with what 'oncache doctor' asks for; -vv shows the verifier's log",
     )
     error.add_note("\n".join(messages))
@@ -446,13 +478,12 @@ def _load_error(path: Path, number: int, messages: list[str]) -> HostError:
 
 
 def _last_words(messages: list[str]) -> str | None:
-    """The line in which the verifier says why: the last one before its statistics."""
+    """Where the verifier says why: the line before the statistics, in the log that has more."""
     for text in messages:
         if _VERIFIER_LOG in text:
-            log = text.split("\n")[1:-1]
-            told = [line for line in log if line and not _STATISTICS.match(line)]
-            program = text.partition(":")[0]
-            return f"{program}: {told[-1]}" if told else None
+            told = [line for line in text.split("\n")[1:-1] if not _STATISTICS.match(line)]
+            if told:
+                return f"{text.partition(':')[0]}: {told[-1]}"
     return messages[0] if messages else None
 
 
@@ -607,7 +638,7 @@ def _bpf(command: int, attribute: ct.Structure, doing: str) -> None:
     number = _SYSCALL[os.uname().machine]
     size = _U32(ct.sizeof(attribute))
     if _syscall()(number, command, ct.byref(attribute), size) < 0:
-        raise BpfError(ct.get_errno(), f"{doing}: {os.strerror(ct.get_errno())}")
+        raise BpfError(ct.get_errno(), f"{doing}: {_reason(ct.get_errno())}")
 
 
 @functools.cache

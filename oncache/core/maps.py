@@ -206,7 +206,7 @@ class _Plan:
 
     def _fields(self, ctype: Any) -> Iterator[str]:
         for name, inner in ctype._fields_:
-            if name in ctype._anonymous_:
+            if name in getattr(ctype, "_anonymous_", ()):
                 parts = self._fields if issubclass(inner, ct.Structure) else self._views
                 yield from parts(inner)
             elif name.startswith(("_pad", "pad")):

@@ -15,19 +15,8 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
-from ipaddress import (
-    IPv4Address,
-    IPv4Interface,
-    IPv4Network,
-    IPv6Address,
-    IPv6Interface,
-    IPv6Network,
-    ip_address,
-    ip_interface,
-    ip_network,
-)
+from ipaddress import ip_address, ip_interface, ip_network
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -56,10 +45,40 @@ from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 from pyroute2.netlink.rtnl.ndmsg import ndmsg
 
 from oncache.core.errors import HostError
+from oncache.core.net import (
+    Address,
+    Df,
+    Event,
+    FdbEntry,
+    IpAddress,
+    IpInterface,
+    Item,
+    Link,
+    Namespace,
+    Neighbour,
+    Overrun,
+    Route,
+    Rule,
+    Snapshot,
+    Tunnel,
+)
 
-IpAddress = IPv4Address | IPv6Address
-IpInterface = IPv4Interface | IPv6Interface
-IpNetwork = IPv4Network | IPv6Network
+__all__ = [
+    "Address",
+    "Df",
+    "Event",
+    "Events",
+    "FdbEntry",
+    "Link",
+    "Namespace",
+    "Neighbour",
+    "Netlink",
+    "Overrun",
+    "Route",
+    "Rule",
+    "Snapshot",
+    "Tunnel",
+]
 
 AF_UNSPEC: Final = 0
 AF_BRIDGE: Final = 7
@@ -103,157 +122,6 @@ vxlan.nla_map = tuple(
 ifaddrmsg.nla_map = tuple(
     (name, "int32" if name == "IFA_TARGET_NETNSID" else kind) for name, kind in ifaddrmsg.nla_map
 )
-
-
-# ------------------------------------------------------------------------------ what can be known
-
-
-class Df(IntEnum):
-    """The tunnel's rule for the outer Don't Fragment bit (enum ifla_vxlan_df)."""
-
-    UNSET = 0
-    SET = 1
-    INHERIT = 2
-
-
-@dataclass(frozen=True)
-class Tunnel:
-    """Attributes of a VXLAN device; ``local`` and ``remote`` are None where the device has none.
-
-    ``port_min`` and ``port_max`` bound the outer source port, both 0 for the system's own range.
-    ``ttl`` 0 means the system's default. ``zero_csum6_*``: no UDP checksum over IPv6 sent/required.
-    """
-
-    vni: int
-    port: int
-    port_min: int = 0
-    port_max: int = 0
-    tos: int = 0
-    tos_inherit: bool = False
-    ttl: int = 0
-    ttl_inherit: bool = False
-    df: Df = Df.UNSET
-    udp_csum: bool = False
-    zero_csum6_tx: bool = False
-    zero_csum6_rx: bool = False
-    gbp: bool = False
-    gpe: bool = False
-    collect_metadata: bool = False
-    learning: bool = False
-    local: IpAddress | None = None
-    remote: IpAddress | None = None
-
-
-@dataclass(frozen=True)
-class Link:
-    """A network device. ``lower`` is the device below it or, for a veth, its peer, in the namespace
-    ``lower_nsid`` (None: this one); ``kind`` is empty for hardware."""
-
-    index: int
-    name: str
-    kind: str
-    mac: bytes
-    mtu: int
-    up: bool
-    lower: int | None = None
-    lower_nsid: int | None = None
-    master: int | None = None
-    alias: str = ""
-    tunnel: Tunnel | None = None
-
-
-@dataclass(frozen=True)
-class Address:
-    """An address on a device; ``usable`` once duplicate detection has passed, ``primary`` unless it
-    is a secondary of the same network (or an IPv6 temporary address)."""
-
-    index: int
-    interface: IpInterface
-    universe: bool
-    primary: bool
-    usable: bool
-
-    @property
-    def ip(self) -> IpAddress:
-        return self.interface.ip
-
-
-@dataclass(frozen=True)
-class Route:
-    """A route; ``gateway`` and ``device`` are None where it has none or several. ``kind`` is the
-    RTN_* number (1 unicast), ``protocol`` the RTPROT_* number of who made it."""
-
-    destination: IpNetwork
-    table: int
-    kind: int
-    protocol: int
-    priority: int
-    gateway: IpAddress | None
-    device: int | None
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """Who answers to ``address`` on the device; ``mac`` is empty while unresolved."""
-
-    index: int
-    address: IpAddress
-    mac: bytes
-
-
-@dataclass(frozen=True)
-class FdbEntry:
-    """Where frames to ``mac`` go on a bridge port (``remote`` None) or VXLAN device."""
-
-    index: int
-    mac: bytes
-    vlan: int
-    remote: IpAddress | None
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A routing rule that may look at the mark."""
-
-    family: int
-    priority: int
-    table: int
-    fwmark: int | None
-    fwmask: int | None
-
-
-@dataclass(frozen=True)
-class Namespace:
-    """Another network namespace by the number it has here. As an event: links or addresses inside
-    changed and are worth reading again, or the number (``gone``) is free for another one."""
-
-    nsid: int
-
-
-Item = Link | Address | Route | Neighbour | FdbEntry | Rule | Namespace
-
-
-@dataclass(frozen=True)
-class Event:
-    """``item`` came, changed or (``gone``) went."""
-
-    item: Item
-    gone: bool = False
-
-
-@dataclass(frozen=True)
-class Overrun:
-    """Events were lost: everything has to be read again."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Our own namespace at one time, but for routes and rules, which may be very many."""
-
-    links: tuple[Link, ...] = ()
-    addresses: tuple[Address, ...] = ()
-    neighbours: tuple[Neighbour, ...] = ()
-    fdb: tuple[FdbEntry, ...] = ()
 
 
 # -------------------------------------------------------------------------------------- decoding
@@ -491,18 +359,21 @@ class Netlink:
         with _host_errors("read the routing rules"):
             return [_rule(message) async for message in await self._ip.rule("dump")]
 
-    async def names(self) -> dict[int, str]:
+    async def names(self, known: frozenset[str] = frozenset()) -> dict[int, str]:
         """Number -> name of the namespaces that have both here: those under /run/netns (CNI,
-        iproute2) and Docker's."""
+        iproute2) and Docker's. Names in ``known`` are not looked up again."""
         found: dict[int, str] = {}
-        for path in (path for folder in NAMED_NAMESPACES for path in _files(folder)):
+        files = [path for folder in NAMED_NAMESPACES for path in _files(folder)]
+        for path in (path for path in files if path.name not in known):
             with contextlib.suppress(OSError, NetlinkError):
                 nsid = await self._nsid(path)
                 if nsid is not None:
                     found.setdefault(nsid, path.name)
         return found
 
-    async def add_vxlan(self, name: str, tunnel: Tunnel, lower: int, mac: bytes) -> None:
+    async def add_vxlan(
+        self, name: str, tunnel: Tunnel, lower: int, mac: bytes, alias: str
+    ) -> None:
         """Make a VXLAN device above ``lower``; port, VNI, local address and learning of ``tunnel``
         count, the rest is the kernel's default."""
         with _host_errors(f"make the tunnel device {name}"):
@@ -511,6 +382,7 @@ class Netlink:
                 ifname=name,
                 kind="vxlan",
                 address=mac.hex(":"),
+                ifalias=alias,
                 vxlan_id=tunnel.vni,
                 vxlan_port=tunnel.port,
                 vxlan_link=lower,
@@ -519,7 +391,7 @@ class Netlink:
             )
 
     async def set_link(self, index: int, **changes: Any) -> None:
-        """Change a device: ``mtu``, ``state`` ("up" or "down"), ``ifalias``."""
+        """Change a device: ``mtu``, ``state`` ("up" or "down")."""
         with _host_errors(f"change network device {index}"):
             await self._ip.link("set", index=index, **changes)
 

@@ -39,7 +39,8 @@ def write(name: str, value: str) -> None:
 
 
 def _path(name: str) -> Path:
-    return ROOT / name.replace(".", "/")
+    # As sysctl(8) has it: a slash in a name is a dot that does not separate, as in "eth0/100".
+    return ROOT / name.translate(str.maketrans("./", "/."))
 
 
 class Journal:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import ENODEV, ENOENT
 from typing import Any
 
 from pyroute2 import IPRoute
@@ -52,9 +53,13 @@ def clsact_add(ifindex: int) -> bool:
 
 
 def clsact_delete(ifindex: int) -> None:
-    """Remove a device's clsact qdisc and with it every filter on it, whoever made them."""
-    with _netlink(f"delete clsact of device {ifindex}") as netlink:
-        netlink.tc("del", "clsact", index=ifindex)
+    """Remove a device's clsact qdisc, if it has one, and with it every filter, whoever made it."""
+    try:
+        with _netlink(f"delete clsact of device {ifindex}") as netlink:
+            netlink.tc("del", "clsact", index=ifindex)
+    except OSError as error:
+        if error.errno not in (ENOENT, ENODEV):
+            raise
 
 
 def tc_filter_replace(

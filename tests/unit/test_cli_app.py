@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from oncache.cli import app, main
-from oncache.cli.verbs import VERBS
+from oncache.cli.verbs import VERBS, Verb
 from oncache.core.errors import ConfigError, HostError, NotLoadedError
 
 ROOT = Path(__file__).parents[2]
@@ -51,14 +51,14 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch, outcome: object) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
-def test_every_verb_parses_and_takes_json(verb: app.Verb) -> None:
+def test_every_verb_parses_and_takes_json(verb: Verb) -> None:
     args = parse(verb.name, *EXAMPLES.get(verb.name, []), "--json")
     assert args.verb == verb.name
     assert args.json
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
-def test_every_verb_has_a_module(verb: app.Verb) -> None:
+def test_every_verb_has_a_module(verb: Verb) -> None:
     assert (ROOT / Path(*verb.module.split("."))).with_suffix(".py").exists()
 
 

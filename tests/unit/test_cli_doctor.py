@@ -10,6 +10,8 @@ import pytest
 
 from oncache.cli.checks import Check, Device, Facts, Foreign, Level, MarkRule, examine, passed
 from oncache.cli.doctor import render, rows, summary
+from oncache.cli.gather import mark_rules, version
+from oncache.core.netlink import Rule
 
 HEALTHY = Facts(
     privileged=True,
@@ -18,8 +20,7 @@ HEALTHY = Facts(
     bpf_dir="/sys/fs/bpf/oncache",
     bpffs=True,
     tcx=True,
-    clsact=True,
-    ct_kfuncs=True,
+    ct_lookup=True,
     configured=True,
     uplink_name="eth0",
     tunnel_name="flannel.1",
@@ -49,14 +50,13 @@ def test_a_healthy_host_has_nothing_to_repair() -> None:
         ("privileges", Level.FAIL, {"privileged": False}),
         ("kernel", Level.FAIL, {"kernel": (5, 15)}),
         ("btf", Level.FAIL, {"btf": False}),
-        ("conntrack lookup", Level.WARN, {"ct_kfuncs": False}),
+        ("conntrack lookup", Level.WARN, {"ct_lookup": False}),
         ("bpffs", Level.FAIL, {"bpffs": False}),
-        ("hooks", Level.FAIL, {"tcx": False, "clsact": False}),
         ("configuration", Level.WARN, {"configured": False}),
         ("uplink", Level.FAIL, {"uplink": None}),
         ("uplink", Level.FAIL, {"uplink": Device("eth0", "", 1500, up=False)}),
         ("tunnel", Level.FAIL, {"tunnel": None}),
-        ("tunnel kind", Level.FAIL, {"tunnel": replace(TUNNEL, kind="gre")}),
+        ("tunnel kind", Level.FAIL, {"tunnel": replace(TUNNEL, kind="geneve")}),
         ("tunnel namespace", Level.FAIL, {"tunnel": replace(TUNNEL, elsewhere=True)}),
         ("mtu", Level.FAIL, {"tunnel": replace(TUNNEL, mtu=1451)}),
         ("rp_filter", Level.WARN, {"rp_filter": {"all": 1, "eth0": 0}}),
@@ -64,7 +64,7 @@ def test_a_healthy_host_has_nothing_to_repair() -> None:
         ("conntrack", Level.WARN, {"ignore_invalid_rst": None}),
         ("ip_forward", Level.WARN, {"ip_forward": 0}),
         ("foreign programs", Level.WARN, {"foreign": (Foreign("eth0", "ingress", "cil"),)}),
-        ("marks", Level.WARN, {"mark_rules": (MarkRule(100, 0x40, 0xC0),)}),
+        ("marks", Level.FAIL, {"mark_rules": (MarkRule(100, 0x40, 0xC0),)}),
     ],
 )
 def test_a_fault_is_found_alone_and_has_a_remedy(
@@ -80,6 +80,7 @@ def test_a_fault_is_found_alone_and_has_a_remedy(
     "changes",
     [
         {"tcx": False},
+        {"tcx": None, "ct_lookup": None},
         {"be_liberal": 0, "ignore_invalid_rst": 0},
         {"be_liberal": None, "ignore_invalid_rst": None},
         {"tunnel": None, "builtin": True},
@@ -112,3 +113,16 @@ def test_rendering_and_json_say_the_same() -> None:
     assert summary(checks) in told
     assert "1 to repair" in summary(checks)
     assert "1 to consider" in summary(checks)
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [("6.1.0-28-amd64", (6, 1)), ("6.18.44-custom", (6, 18)), ("odd", (0, 0))],
+)
+def test_kernel_versions(release: str, expected: tuple[int, int]) -> None:
+    assert version(release) == expected
+
+
+def test_a_rule_without_a_mask_looks_at_the_whole_mark() -> None:
+    rules = [Rule(2, 10, 254, 0x1, None), Rule(2, 11, 254, None, None), Rule(2, 12, 254, 0, 0xF0)]
+    assert list(mark_rules(rules)) == [MarkRule(10, 1, 0xFFFFFFFF), MarkRule(12, 0, 0xF0)]

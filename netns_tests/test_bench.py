@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark measures what it says, and says it in the promised words."""
+
+from __future__ import annotations
+
+import json
+
+from bench import lab_bench
+from bench.traffic import Kind
+
+
+def test_one_round_without_us() -> None:
+    said: list[str] = []
+    report = lab_bench.run(rounds=1, modes=("host", "overlay"), progress=said.append)
+    assert set(report["kinds"]) == {kind.value for kind in Kind}
+    for by_mode in report["kinds"].values():
+        assert list(by_mode) == ["host", "overlay"]
+        assert by_mode["host"]["share_of_host"] == 1
+        assert 0 < by_mode["overlay"]["share_of_host"] < 1
+        for figures in by_mode.values():
+            assert 0 < figures["best_us"] <= figures["median_us"]
+            assert figures["lost"] == 0
+            # Pinned to one CPU and saturated: time is CPU time.
+            assert figures["cpu_us"] > 0.9 * figures["best_us"]
+    assert json.loads(json.dumps(report)) == report
+    assert "UDP request-response" in lab_bench.table(report)
+    assert any(line.startswith("round 1") for line in said)
+
+
+def test_what_is_gone_of_the_extra_cost() -> None:
+    modes = dict(zip(lab_bench.Mode, (10.0, 30.0, 12.0), strict=True))
+    measured = {
+        Kind.UDP_RR: {mode: lab_bench.Samples([us, us + 1], [us]) for mode, us in modes.items()}
+    }
+    figures = lab_bench.summary(measured)["udp_rr"]["oncache"]
+    assert figures["share_of_host"] == round(10 / 12, 4)
+    assert figures["cost_of_overlay"] == 0.4
+    assert figures["extra_gone"] == 0.9
