@@ -34,42 +34,56 @@ def asked(host: Host, *arguments: str) -> Any:
     return json.loads(said.out)
 
 
+class Talk:
+    """A TCP connection between the pods "p1" of two hosts, and what `explain` says of it."""
+
+    def __init__(self, one: Host, other: Host) -> None:
+        self.host, self.pod, self.far = one, one.pods["p1"], other.pods["p1"]
+        self.near, self.remote = connection(self.pod, self.far, self.far.address)
+        self.port = self.near.getsockname()[1]
+        self.source = f"{self.pod.address}:{self.port}"
+        self.target = f"{self.far.address}:{self.remote.getsockname()[1]}"
+
+    def explained(self) -> Any:
+        return asked(self.host, "explain", "tcp", self.source, self.target)
+
+    def turned_fast(self) -> Any:
+        for _ in range(3):
+            exchange(self.near, self.remote)
+        found = self.explained()
+        return found if found["fast"] else None
+
+
 def test_reading_verbs_tell_of_a_fast_flow(
     hosts: tuple[Host, Host], agents: tuple[Agent, Agent]
 ) -> None:
     one, other = hosts
-    pod, far = one.pods["p1"], other.pods["p1"]
-    with connection(pod, far, far.address) as (near, remote):
-        source = f"{pod.address}:{near.getsockname()[1]}"
-        target = f"{far.address}:{remote.getsockname()[1]}"
+    talk = Talk(one, other)
+    found = until(talk.turned_fast, LEARN_SECONDS, "the flow is explained as fast")
+    assert (found["source"], found["destination"]) == (talk.source, talk.target)
+    assert found["reason"] == ""
 
-        def fast() -> Any:
-            exchange(near, remote)
-            found = asked(one, "explain", "tcp", source, target)
-            return found if found["fast"] else None
-
-        found = until(fast, LEARN_SECONDS, "the flow is explained as fast")
-        assert (found["source"], found["destination"], found["reason"]) == (source, target, "")
-
-        (flow,) = [
-            flow
-            for flow in asked(one, "caches", "filter")
-            if flow["protocol"] == "tcp" and flow["local_port"] == near.getsockname()[1]
-        ]
-        assert (flow["local"], flow["remote"]) == (str(pod.address), str(far.address))
-        assert flow["device"] == pod.host_device
-
+    flows = asked(one, "caches", "filter")
+    (flow,) = [f for f in flows if (f["protocol"], f["local_port"]) == ("tcp", talk.port)]
+    assert (flow["local"], flow["remote"]) == (str(talk.pod.address), str(talk.far.address))
+    assert flow["device"] == talk.pod.host_device
     (path,) = asked(one, "caches", "egress")
     assert (path["remote"], path["device"]) == (str(other.address), one.uplink)
     (row,) = asked(one, "caches", "ingress")
-    assert (row["addresses"], row["device"]) == ([str(pod.address)], pod.host_device)
+    assert row["addresses"] == [str(talk.pod.address)]
+    assert row["device"] == talk.pod.host_device
     assert asked(one, "stats").keys() >= {"hits", "base_path", "learned", "dropped"}
 
+
+def test_status_names_what_is_attached(
+    hosts: tuple[Host, Host], agents: tuple[Agent, Agent]
+) -> None:
+    one, _ = hosts
     status = asked(one, "status")
     assert status["agent"]["running"]
     assert status["plane"]["fast"]
     assert status["plane"]["uplinks"] == [one.uplink]
-    assert status["plane"]["pod_devices"] == [pod.host_device]
+    assert status["plane"]["pod_devices"] == [one.pods["p1"].host_device]
     for arguments in (["status"], ["stats"], ["caches", "filter"], ["caches", "egress"]):
         assert oncache(one, *arguments).code == 0
 
@@ -78,20 +92,10 @@ def test_a_flush_makes_every_flow_stale(
     hosts: tuple[Host, Host], agents: tuple[Agent, Agent]
 ) -> None:
     one, other = hosts
-    pod, far = one.pods["p1"], other.pods["p1"]
-    with connection(pod, far, far.address) as (near, remote):
-        flow = (
-            *("explain", "tcp", f"{pod.address}:{near.getsockname()[1]}"),
-            f"{far.address}:{remote.getsockname()[1]}",
-        )
-
-        def fast() -> bool:
-            exchange(near, remote)
-            return bool(asked(one, *flow)["fast"])
-
-        until(fast, LEARN_SECONDS, "the flow is fast")
-        assert asked(one, "flush") == {"done": "flush", "by": "agent"}
-        assert asked(one, *flow)["reason"] == "stale"
+    talk = Talk(one, other)
+    until(talk.turned_fast, LEARN_SECONDS, "the flow is fast")
+    assert asked(one, "flush") == {"done": "flush", "by": "agent"}
+    assert talk.explained()["reason"] == "stale"
 
 
 def test_reading_verbs_work_when_the_agent_is_dead(

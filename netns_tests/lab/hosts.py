@@ -177,6 +177,8 @@ class Host(Namespace):
         return agent.Agent(self, self.config() if config is None else config, options)
 
     def delete(self) -> None:
-        for pod in list(self.pods.values()):
-            pod.delete()
-        super().delete()
+        """End the host and its pods; what fails for one does not keep the others."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(super().delete)
+            for pod in self.pods.values():
+                stack.callback(pod.delete)

@@ -131,7 +131,7 @@ class Namespace:
         """Make the namespace `name`, with lo up and IPv6 off to keep the wire quiet."""
         self.name = name
         self.path = RUN / name
-        self._owned: list[Closable] = []
+        self._owned = contextlib.ExitStack()
         self._netlink: Any = None
         _touch(self.path)
         try:
@@ -157,7 +157,7 @@ class Namespace:
 
     def own(self, thing: Closable) -> None:
         """Close `thing` when the namespace goes; closing it twice must do no harm."""
-        self._owned.append(thing)
+        self._owned.callback(thing.close)
 
     def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `function` with the calling thread in this namespace."""
@@ -199,10 +199,11 @@ class Namespace:
 
     def delete(self) -> None:
         """End what runs here, close what was opened here, and let the namespace go."""
-        while self._owned:
-            self._owned.pop().close()
-        self._netlink = None
-        self._unlink()
+        try:
+            self._owned.close()
+        finally:
+            self._netlink = None
+            self._unlink()
 
     def _unlink(self) -> None:
         with contextlib.suppress(OSError):

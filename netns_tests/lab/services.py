@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a cluster's own rules do on a host: policy in FORWARD, translation of service addresses.
 
-Loading any of these switches conntrack on in the host's namespace, as kube-proxy does.
+Loading any of these switches conntrack on in the host's namespace, as kube-proxy does. Where the
+sysctl net.bridge.bridge-nf-call-iptables is 1 (many systems' default, each namespace has its own),
+frames that only cross the bridge between two pods of one host pass these chains too.
 """
 
 from __future__ import annotations

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from oncache.cli import checkout
 from oncache.cli.output import say
+from oncache.cli.tables import table
 from oncache.core.errors import ConfigError
 
 DEFAULT_ROUNDS = 12
+
+Report = dict[str, Any]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -23,13 +27,21 @@ def run(args: argparse.Namespace) -> int:
     from bench import lab_bench
 
     report = lab_bench.run(rounds=rounds, progress=say)
-    print(json.dumps(report) if args.json == "-" else lab_bench.table(report))
+    print(json.dumps(report) if args.json == "-" else render(report, lab_bench.table))
     if args.json not in (None, "-"):
         write(Path(args.json), report)
     return 0
 
 
-def write(path: Path, report: dict[str, Any]) -> None:
+def render(report: Report, figures: Callable[[Report], str]) -> str:
+    """Traffic by kind and mode, then what a run of each program costs."""
+    keys = ("ns", "verified_insns", "jited_bytes")
+    rows = [(name, *(cost[key] for key in keys)) for name, cost in report["programs"].items()]
+    programs = table(("program", "ns", "verified instructions", "jited bytes"), rows)
+    return "\n\n".join([figures(report), *([programs] if rows else [])])
+
+
+def write(path: Path, report: Report) -> None:
     """One line, so that it can be the last line of something else's output."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report) + "\n", encoding="utf-8")

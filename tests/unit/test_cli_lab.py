@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from bench import lab_bench
-from oncache.cli import checkout, demo, main
+from oncache.cli import bench, checkout, demo, main
 from oncache.core.errors import OncacheError
 
 REPORT: dict[str, Any] = {
     "kinds": {"udp_rr": {"host": {"best_us": 10.0}}},
+    "programs": {},
     "host": "c",
     "caches": {"filter": [], "egress": [], "ingress": []},
     "counters": {
@@ -40,10 +41,16 @@ def test_the_demo_shows_figures_caches_and_counters() -> None:
     rows = [{"index": n, "addresses": ["10.1.0.11"], "device": "v", "mac": "m"} for n in range(9)]
     report = {**REPORT, "caches": {**REPORT["caches"], "ingress": rows}}
     told = demo.render(report, lambda _: "THE TABLE")
-    assert told.startswith("THE TABLE\n\nFilter cache of host c:\n")
+    assert "\n\nTHE TABLE\n\nFilter cache of host c:\n" in told
     assert "Ingress cache of host c (first 6 of 9):" in told
     assert told.count("10.1.0.11") == demo.ROWS_SHOWN
     assert "50.0% of packets were fast" in told
+
+
+def test_fast_flows_are_shown_first() -> None:
+    slow = {"egress": {"fast": True}, "ingress": {"fast": False}}
+    fast = {"egress": {"fast": True}, "ingress": {"fast": True}}
+    assert demo.first([slow] * 9 + [fast]) == [fast] + [slow] * 5
 
 
 def test_bench_prints_a_table_and_writes_one_line(
@@ -60,6 +67,13 @@ def test_bench_prints_a_table_and_writes_one_line(
     assert json.loads(line) == REPORT
     assert main(["bench", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == REPORT
+
+
+def test_bench_tells_what_programs_cost() -> None:
+    cost = {"ns": 41.5, "verified_insns": 912, "jited_bytes": 2310}
+    told = bench.render({**REPORT, "programs": {"from_pod": cost}}, lambda _: "THE TABLE")
+    assert told.splitlines()[0] == "THE TABLE"
+    assert told.splitlines()[-1].split() == ["from_pod", "41.5", "912", "2310"]
 
 
 def test_no_rounds_is_wrong_usage() -> None:

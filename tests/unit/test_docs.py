@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from oncache.cli.verbs import VERBS
+from oncache.core import config
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -18,6 +19,7 @@ TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), r
 
 CODE_BLOCK = re.compile(r"```(?:console|sh|bash)\n(.*?)```", re.DOTALL)
 CODE_SPAN = re.compile(r"`([^`\n]+)`")
+YAML_BLOCK = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -55,6 +57,13 @@ def test_commands_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_resolve(path: Path) -> None:
     assert not broken_links(path)
+
+
+def test_configurations_in_the_readme_are_accepted() -> None:
+    blocks = YAML_BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert blocks
+    for block in blocks:
+        config.parse(block)
 
 
 def test_every_verb_is_described() -> None:
