@@ -35,7 +35,7 @@ static __always_inline __u64 *half_unfit(const struct flow *flow, const struct h
 					 const struct pod *pod, const struct config *cfg, __u64 now,
 					 struct counters *count)
 {
-	if (flow->closed)
+	if (flow->reset)
 		return &count->base_path.closed;
 	if (!half->ready)
 		return &count->base_path.unconfirmed;
@@ -48,22 +48,21 @@ static __always_inline __u64 *half_unfit(const struct flow *flow, const struct h
 	return NULL;
 }
 
-/* A packet whose flow is known and which no entry may carry or learn from. */
-static __always_inline void flow_disturbed(const struct packet *p, enum journey journey)
+/* A packet that no entry may carry or learn from: what does it mean for its flow? */
+static __noinline int flow_disturbed(const struct packet *p, enum journey journey)
 {
-	struct flow *flow;
+	struct flow *flow = flow_get(&p->key);
 
-	if (!p->has_key)
-		return;
-	flow = flow_get(&p->key);
 	if (!flow)
-		return;
+		return 0;
 	if (packet_opens(p))
-		bpf_map_delete_elem(&filter_cache, &p->key);
-	else if (packet_closes(p))
+		return bpf_map_delete_elem(&filter_cache, &p->key);
+	if (p->key.protocol == IPPROTO_TCP && p->tcp_flags & TCP_FIN)
 		flow->closed = 1;
-	else
-		half_unsettle(flow_half(flow, journey));
+	else if (p->key.protocol == IPPROTO_TCP && p->tcp_flags & TCP_RST)
+		flow->reset = 1;
+	half_unsettle(flow_half(flow, journey));
+	return 0;
 }
 
 static __always_inline __u64 *packet_flags(const struct packet *p, struct counters *count)
@@ -194,14 +193,19 @@ int from_pod(struct __sk_buff *skb)
 		reason = packet_flags(&p, count);
 	if (!reason && skb->len != p.length + sizeof(struct eth))
 		reason = &count->base_path.truncated;
-	if (reason) {
-		flow_disturbed(&p, FROM_POD);
+	if (reason && !packet_accepts(&p)) {
+		if (p.has_key)
+			flow_disturbed(&p, FROM_POD);
 		return leave(reason);
 	}
 
 	flow = flow_get(&p.key);
 	if (!flow)
-		return pod_miss(skb, &p, NULL, count, &count->base_path.miss);
+		return pod_miss(skb, &p, NULL, count, reason ? reason : &count->base_path.miss);
+	if (flow->closed)
+		return leave(&count->base_path.closed);
+	if (reason)
+		return pod_miss(skb, &p, &flow->out, count, reason);
 	reason = pod_unfit(skb, cfg, &p, flow, now, count, &path);
 	if (reason)
 		return pod_miss(skb, &p, &flow->out, count, reason);
@@ -339,14 +343,19 @@ int from_wire(struct __sk_buff *skb)
 		reason = packet_flags(&p, count);
 	if (!reason && skb->len != p.length + sizeof(outer))
 		reason = &count->base_path.truncated;
-	if (reason) {
-		flow_disturbed(&p, FROM_WIRE);
+	if (reason && !packet_accepts(&p)) {
+		if (p.has_key)
+			flow_disturbed(&p, FROM_WIRE);
 		return leave(reason);
 	}
 
 	flow = flow_get(&p.key);
 	if (!flow)
-		return wire_miss(skb, &p, NULL, count, &count->base_path.miss);
+		return wire_miss(skb, &p, NULL, count, reason ? reason : &count->base_path.miss);
+	if (flow->closed)
+		return leave(&count->base_path.closed);
+	if (reason)
+		return wire_miss(skb, &p, &flow->in, count, reason);
 	half = &flow->in;
 	reason = wire_unfit(skb, cfg, &p, &outer, flow, now, count, &pod);
 	if (reason)
@@ -409,11 +418,11 @@ static __always_inline struct flow *learn_entry(const struct flow_key *key, enum
 		count->not_learned.full++;
 		return NULL;
 	}
-	if (flow->closed && tracking == UNTRACKED) {
+	if (flow->closed || (flow->reset && tracking != ESTABLISHED)) {
 		count->not_learned.unestablished++;
 		return NULL;
 	}
-	flow->closed = 0; /* conntrack did not believe that FIN or RST */
+	flow->reset = 0;
 	return flow;
 }
 
@@ -424,17 +433,17 @@ static __always_inline int half_current(const struct half *half, __u64 pod, __u3
 }
 
 /*
- * Publishes a half, and both once each direction has been delivered. The caller
+ * Publishes a half, and both once each direction has been delivered and the flow
+ * is established. The caller
  * has read the generations; the epoch is looked at after them, because the agent
  * moves it before them: a packet of the old state never carries a new generation.
  */
 static __always_inline int learn_half(struct half *half, struct half *other,
 				      const struct config *cfg, const struct slot *slot,
-				      const struct packet *p, __u64 pod, __u64 path,
-				      struct counters *count)
+				      const struct packet *p, enum tracking tracking, __u64 pod,
+				      __u64 path, struct counters *count)
 {
 	__u32 generation = *(volatile const __u32 *)&cfg->generation;
-	int known = half->seen;
 
 	if (*(volatile const __u32 *)&cfg->epoch != slot->epoch)
 		return leave(&count->not_learned.paused);
@@ -446,10 +455,14 @@ static __always_inline int learn_half(struct half *half, struct half *other,
 	mac_copy(half->to_mac, slot->to_mac);
 	half->learned = bpf_ktime_get_coarse_ns();
 	half->left = slot->number;
-	if (!known) /* others may be on the way, written down before there was an entry */
-		half_unsettle(half);
+	/*
+	 * Others may be on the way that were written down before there was an entry
+	 * to note it in, but none before the first packet of a direction.
+	 */
+	if (!half->sent)
+		half->sent = slot->number - !packet_accepts(p);
 	half->seen = 1;
-	half->ready = half_current(other, pod, generation);
+	half->ready = tracking != ANSWERED && half_current(other, pod, generation);
 	if (half->ready)
 		other->ready = 1;
 	return leave(&count->learned);
@@ -532,7 +545,7 @@ int to_wire(struct __sk_buff *skb)
 	flow = learn_entry(&p.key, tracking, count);
 	if (!flow)
 		return TC_ACT_UNSPEC;
-	return learn_half(&flow->out, &flow->in, cfg, &slot, &p, slot.pod,
+	return learn_half(&flow->out, &flow->in, cfg, &slot, &p, tracking, slot.pod,
 			  reference(index, *(volatile __u32 *)&state->generation), count);
 }
 
@@ -585,7 +598,7 @@ int to_pod(struct __sk_buff *skb)
 	mac_copy(flow->in.from_mac, from_mac);
 	/* The pod's receive queue is not seen: see into_pod(). */
 	flow->in.queued = bpf_ktime_get_ns();
-	return learn_half(&flow->in, &flow->out, cfg, &slot, &p,
+	return learn_half(&flow->in, &flow->out, cfg, &slot, &p, tracking,
 			  reference(index, *(volatile __u32 *)&pod->generation), 0, count);
 }
 

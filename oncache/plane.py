@@ -549,7 +549,7 @@ class Plane:
             )
 
         def row(key: Any, flow: Any) -> FlowRow:
-            closed = flow.closed
+            closed = flow.closed or flow.reset
             return FlowRow(
                 _PROTOCOL_NAMES.get(key.protocol, str(key.protocol)),
                 show(bytes(key.local)),

@@ -44,13 +44,22 @@ extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 #define CT_SEEN_REPLY (1 << 1)
 #define CT_NAT_MASK (1 << 4 | 1 << 5)
 #define CT_DYING (1 << 9)
+#define CT_TCP_SYN_RECV 2
 #define CT_TCP_ESTABLISHED 3
 
 enum tracking {
 	UNTRACKED,
-	ESTABLISHED,
 	NOT_ESTABLISHED,
+	ANSWERED, /* SYN and SYN-ACK, the last step of the handshake is to come */
+	ESTABLISHED,
 };
+
+static __always_inline enum tracking conntrack_tcp(__u8 state)
+{
+	if (state == CT_TCP_ESTABLISHED)
+		return ESTABLISHED;
+	return state == CT_TCP_SYN_RECV ? ANSWERED : NOT_ESTABLISHED;
+}
 
 static __always_inline enum tracking conntrack_state(struct __sk_buff *skb,
 						     const struct flow_key *key)
@@ -74,9 +83,9 @@ static __always_inline enum tracking conntrack_state(struct __sk_buff *skb,
 	/* A translation that both hooks see alike is not one we understand. */
 	if (!(status & CT_SEEN_REPLY) || status & (CT_DYING | CT_NAT_MASK))
 		state = NOT_ESTABLISHED;
-	/* "ct state established" still matches in CLOSE_WAIT: ask TCP itself. */
-	if (key->protocol == IPPROTO_TCP && ct->proto.tcp.state != CT_TCP_ESTABLISHED)
-		state = NOT_ESTABLISHED;
+	else if (key->protocol == IPPROTO_TCP)
+		/* "ct state established" still matches in CLOSE_WAIT: ask TCP itself. */
+		state = conntrack_tcp(ct->proto.tcp.state);
 	bpf_ct_release(ct);
 	return state;
 }

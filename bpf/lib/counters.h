@@ -35,7 +35,7 @@ struct counters {
 		__u64 miss; /* no entry for this flow and direction */
 		__u64 stale; /* learned under an older generation */
 		__u64 unconfirmed; /* the other direction has not been delivered yet */
-		__u64 closed; /* FIN or RST was seen */
+		__u64 closed; /* FIN or RST was seen before */
 		__u64 lease; /* due for renewal by the base path */
 		__u64 order; /* earlier packets are still in the base path */
 		__u64 size; /* above the MTU of the path */

@@ -48,8 +48,9 @@ struct half {
 struct flow {
 	struct half out; /* from_pod */
 	struct half in; /* from_wire */
-	__u32 closed; /* FIN or RST was seen */
-	__u8 pad[4];
+	__u8 closed; /* FIN was seen: not fast again before another SYN */
+	__u8 reset; /* RST was seen: not fast again unless conntrack disbelieves it */
+	__u8 pad[6];
 };
 
 _Static_assert(sizeof(struct flow_key) == 40, "hash key: explicit padding only");

@@ -169,14 +169,16 @@ static __always_inline __u64 *packet_describe(struct cursor *c, struct packet *p
 	return reason;
 }
 
+/* SYN alone begins a connection; with ACK it is the first packet the other way. */
 static __always_inline int packet_opens(const struct packet *p)
 {
-	return p->key.protocol == IPPROTO_TCP && p->tcp_flags & TCP_SYN;
+	return p->key.protocol == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
-static __always_inline int packet_closes(const struct packet *p)
+static __always_inline int packet_accepts(const struct packet *p)
 {
-	return p->key.protocol == IPPROTO_TCP && p->tcp_flags & (TCP_FIN | TCP_RST);
+	return p->key.protocol == IPPROTO_TCP &&
+	       (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_FIN | TCP_RST)) == (TCP_SYN | TCP_ACK);
 }
 
 /* Size on the path of the largest packet this one stands for (GSO: one segment). */

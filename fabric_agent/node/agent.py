@@ -84,7 +84,8 @@ class Agent:
         self._plane: DataPath | None = None
         self._lock: int | None = None
         self._desired: Desired | None = None
-        self._troubles: dict[int, str] = {}
+        self._troubles: reconcile.Troubles = {}
+        self._backlog: list[plan.Detach | plan.AttachPod] = []
         self._waiting_for = ""
         self._audited = 0.0
         self._acted_upon: State | None = None
@@ -144,24 +145,35 @@ class Agent:
         pulse = self._config.deadline_seconds / BEATS
         due = time.monotonic()
         while True:
-            wait = max(due - time.monotonic(), 0)
-            try:
-                item = await asyncio.wait_for(self._inbox.get(), wait)
-            except TimeoutError:
+            item = await self._next(due)
+            if isinstance(item, Stop):
+                return
+            if item is None:
+                await self._work_off_one()
+            else:
+                await self._deal_with(item)
+                self._inbox.task_done()
+            if time.monotonic() >= due:
                 due = time.monotonic() + pulse
                 notify("WATCHDOG=1")
                 await self._settle()
-                continue
-            match item:
-                case Stop():
-                    return
-                case Request():
-                    await self._obey(item)
-                case _:
-                    for event in item:
-                        self._state = states.apply(self._state, event)
-            await self._settle()
-            self._inbox.task_done()
+
+    async def _next(self, due: float) -> Batch | Request | Stop | None:
+        """What is in the inbox; None if nothing came until ``due``, or is there while there is a
+        backlog."""
+        wait = 0.0 if self._backlog else max(due - time.monotonic(), 0.0)
+        try:
+            return await asyncio.wait_for(self._inbox.get(), wait)
+        except TimeoutError:
+            return None
+
+    async def _deal_with(self, item: Batch | Request) -> None:
+        if isinstance(item, Request):
+            await self._obey(item)
+            return
+        for event in item:
+            self._state = states.apply(self._state, event)
+        await self._settle()
 
     # --- requests
 
@@ -251,6 +263,8 @@ class Agent:
             await self._carry_out(plane, desired, replace_programs=True)
             undo.pop_all()
         self._plane = plane
+        while self._backlog:
+            await self._work_off_one()
         self._enter(Mode.ATTACHED)
 
     async def _take_directory(self, undo: contextlib.AsyncExitStack) -> None:
@@ -287,7 +301,7 @@ class Agent:
         self._plane = None
         await asyncio.to_thread(host.take_off, self._config.bpf_dir, self._config.run_dir)
         self._unlock()
-        self._desired, self._troubles, self._acted_upon = None, {}, None
+        self._desired, self._troubles, self._acted_upon, self._backlog = None, {}, None, []
         self._enter(Mode.DETACHED)
 
     def _unlock(self) -> None:
@@ -325,6 +339,7 @@ class Agent:
 
     def _wait(self, plane: DataPath, error: OncacheError) -> None:
         plane.disable()
+        self._backlog = []
         # What changes meanwhile is not worked out one by one.
         self._state, self._acted_upon = states.all_doubtful(self._state), None
         self._desired = None
@@ -350,27 +365,42 @@ class Agent:
             await asyncio.to_thread(plane.paths) if plan.needs_paths(self._state.changes) else ()
         )
         doubtful = plan.invalidations(self._state, desired.settings, actual.pods, paths)
-        actions = plan.diff(desired, actual, self._config.limits.pods) + doubtful
-        troubles = await asyncio.to_thread(reconcile.execute, plane, actions) if actions else {}
-        self._report(desired, troubles)
+        actions = doubtful + plan.diff(desired, actual, self._config.limits.pods)
+        quick, self._backlog = plan.without_slow(actions)
+        troubles = await asyncio.to_thread(reconcile.execute, plane, quick) if quick else {}
+        self._report(desired)
         self._state = states.settled(self._state)
-        self._desired, self._troubles = desired, troubles
-        self._audited, self._acted_upon = time.monotonic(), self._state
+        self._desired, self._audited, self._acted_upon = desired, time.monotonic(), self._state
+        self._warn(troubles)
+        self._troubles = {i: t for i, t in self._troubles.items() if i in desired.pods} | troubles
         plane.enable(self._config.deadline_seconds)
 
-    def _report(self, desired: Desired, troubles: dict[int, str]) -> None:
-        before = self._desired.pods if self._desired else {}
-        for index, pod in desired.pods.items():
-            if before.get(index) != pod and index not in troubles:
-                addresses = ",".join(map(str, pod.addresses))
-                log.info(
-                    "pod name=%s device=%s addresses=%s", pod.name, self._device(index), addresses
-                )
-        for index in before.keys() - desired.pods.keys():
-            log.info("pod gone name=%s", before[index].name)
+    async def _work_off_one(self) -> None:
+        """One action of the backlog; what is heard meanwhile comes before the next."""
+        if not self._backlog or self._plane is None:
+            return
+        action = self._backlog.pop(0)
+        troubles = await asyncio.to_thread(reconcile.attach_or_detach, self._plane, action)
+        self._warn(troubles)
+        self._troubles.pop(action.ifindex, None)
+        self._troubles |= troubles
+        if self._mode is Mode.ATTACHED:
+            self._plane.enable(self._config.deadline_seconds)
+
+    def _warn(self, troubles: reconcile.Troubles) -> None:
         for index, trouble in troubles.items():
             if self._troubles.get(index) != trouble:
                 log.warning("pod left alone device=%s reason=%s", self._device(index), trouble)
+
+    def _report(self, desired: Desired) -> None:
+        before = self._desired.pods if self._desired else {}
+        for index, pod in desired.pods.items():
+            if before.get(index) != pod:
+                addresses = ",".join(map(str, pod.addresses))
+                device = self._device(index)
+                log.info("pod name=%s device=%s addresses=%s", pod.name, device, addresses)
+        for index in before.keys() - desired.pods.keys():
+            log.info("pod gone name=%s", before[index].name)
 
 
 def _has_plane(config: Config) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What should be, compared with what the kernel has: a list of actions. Pure.
 
-Order of the actions: settings first, then devices that go, then devices that come, and the
-invalidations last. Nothing here knows how an action is done.
+Nothing here knows how an action is done, but for one thing: those in ``SLOW`` wait for every CPU
+of the host (some 10 ms each) and can be done one by one, between other work.
 """
 
 from collections import Counter
@@ -112,6 +112,7 @@ Action = (
 )
 
 NO_NAME: Final = ""
+SLOW: Final = (Detach, AttachPod)
 
 
 def with_old_programs(actual: Actual) -> Actual:
@@ -200,7 +201,6 @@ def diff(desired: Desired, actual: Actual, limit: int) -> list[Action]:
         actions.append(Configure(desired.settings))
     if actual.peers != desired.peers:
         actions.append(SetPeers(desired.peers))
-    actions += [Detach(ifindex) for ifindex in sorted(stale)]
     actions += [ClearPod(index) for index in sorted(actual.pods.keys() - slots.keys())]
     if uplink not in actual.attached_uplinks:
         actions.append(AttachUplink(uplink))
@@ -208,8 +208,21 @@ def diff(desired: Desired, actual: Actual, limit: int) -> list[Action]:
         held = actual.pods.get(index)
         if held is None or not _same(held, entry):
             actions.append(SetPod(index, entry))
+    actions += [Detach(ifindex) for ifindex in sorted(stale)]
     actions += [AttachPod(i) for i in sorted(wanted.keys() - actual.attached_pods)]
     return actions
+
+
+def without_slow(actions: Iterable[Action]) -> tuple[list[Action], list[Detach | AttachPod]]:
+    """The actions to do at once, and those that may follow one by one."""
+    quick: list[Action] = []
+    slow: list[Detach | AttachPod] = []
+    for action in actions:
+        if isinstance(action, SLOW):
+            slow.append(action)
+        else:
+            quick.append(action)
+    return quick, slow
 
 
 def _same(held: PodEntry, entry: PodEntry) -> bool:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read what the kernel has, and carry out a plan. Blocking: the agent calls it in a thread."""
 
+import contextlib
 import errno
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from fabric_agent.node.plan import (
@@ -66,26 +67,27 @@ def read(plane: DataPath) -> Actual:
     )
 
 
-def execute(plane: DataPath, actions: Iterable[Action]) -> dict[int, str]:
+Troubles = dict[int, str]
+
+
+def execute(plane: DataPath, actions: Iterable[Action]) -> Troubles:
     """Carry out the actions with learning paused, so that nothing learned half-way stays.
 
     A pod's device may vanish at any time and then concerns nobody else: returns the trouble met, by
     the index of the device. Trouble with the uplink or the settings is raised.
     """
-    troubles: dict[int, str] = {}
+    troubles: Troubles = {}
     plane.pause_learning()
     try:
         for action in actions:
             log.debug("action %s", action)
-            trouble = _perform(plane, action)
-            if trouble is not None:
-                troubles[trouble[0]] = trouble[1]
+            _perform(plane, action, troubles)
     finally:
         plane.resume_learning()
     return troubles
 
 
-def _perform(plane: DataPath, action: Action) -> tuple[int, str] | None:
+def _perform(plane: DataPath, action: Action, troubles: Troubles) -> None:
     match action:
         case Configure(settings):
             plane.configure(settings)
@@ -102,9 +104,33 @@ def _perform(plane: DataPath, action: Action) -> tuple[int, str] | None:
             plane.invalidate_path(index)
         case ClearPod(index):
             plane.clear_pod(index)
-        case _:
-            return _for_a_pod(plane, action)
-    return None
+        case SetPod(index, entry):
+            with _troubles_of(entry.ifindex, troubles):
+                plane.set_pod(index, entry)
+        case Detach() | AttachPod():
+            troubles |= attach_or_detach(plane, action)
+
+
+def attach_or_detach(plane: DataPath, action: Detach | AttachPod) -> Troubles:
+    """Put our programs on a pod's device or take them off; returns the trouble if there was any."""
+    troubles: Troubles = {}
+    with _troubles_of(action.ifindex, troubles):
+        if isinstance(action, AttachPod):
+            plane.attach_pod(action.ifindex)
+        else:
+            plane.detach(action.ifindex)
+    return troubles
+
+
+@contextlib.contextmanager
+def _troubles_of(ifindex: int, troubles: Troubles) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        gone = error.errno == errno.ENODEV
+        troubles[ifindex] = "its device vanished" if gone else error.strerror or str(error)
+    except OncacheError as error:
+        troubles[ifindex] = error.message
 
 
 def _attach_uplink(plane: DataPath, ifindex: int) -> None:
@@ -115,21 +141,3 @@ def _attach_uplink(plane: DataPath, ifindex: int) -> None:
             f"cannot attach to the uplink (device {ifindex}): {error.strerror or error}",
             hint="run 'oncache doctor'",
         ) from error
-
-
-def _for_a_pod(plane: DataPath, action: Detach | SetPod | AttachPod) -> tuple[int, str] | None:
-    ifindex = action.entry.ifindex if isinstance(action, SetPod) else action.ifindex
-    try:
-        match action:
-            case Detach():
-                plane.detach(ifindex)
-            case SetPod(index, entry):
-                plane.set_pod(index, entry)
-            case AttachPod():
-                plane.attach_pod(ifindex)
-    except OSError as error:
-        gone = error.errno == errno.ENODEV
-        return ifindex, "its device vanished" if gone else error.strerror or str(error)
-    except OncacheError as error:
-        return ifindex, error.message
-    return None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of what can fail, and what fails with it.
 
-    leaf0   spine0   host0      a switch or a server and all its ports
-    leaf0:u3   spine0:p1        the link of a port
-    host0:eth1                  a NIC
+leaf0   spine0   host0      a switch or a server and all its ports
+leaf0:u3   spine0:p1        the link of a port
+host0:eth1                  a NIC
 """
 
 from __future__ import annotations
@@ -105,7 +105,12 @@ def _unknown(fabric: Fabric, name: str) -> ConfigError:
 def _ports_of(fabric: Fabric, element: str) -> str:
     names = [
         *(port.name for leaf in fabric.leaves if leaf.name == element for port in leaf.uplinks),
-        *(port.name for spine in fabric.spines if spine.name == element for port in spine.downlinks),
+        *(
+            port.name
+            for spine in fabric.spines
+            if spine.name == element
+            for port in spine.downlinks
+        ),
         *(
             fabric.nics[nic].device
             for host in fabric.hosts

@@ -53,7 +53,9 @@ class Refusal:
     detail: str
 
 
-def occupancy(fabric: Fabric, slices: Iterable[Slice] = (), broken: Broken | None = None) -> Occupancy:
+def occupancy(
+    fabric: Fabric, slices: Iterable[Slice] = (), broken: Broken | None = None
+) -> Occupancy:
     """What the slices and the failures leave."""
     broken = broken or Broken.of(fabric, fabric.failed)
     nics = [(1 << len(leaf.nics)) - 1 for leaf in fabric.leaves]

@@ -131,9 +131,7 @@ def _dive(
     count, width = need
     while budget.spend(len(items)):
         items = [
-            (bit, shared)
-            for bit, mask in items
-            if (shared := mask & common).bit_count() >= width
+            (bit, shared) for bit, mask in items if (shared := mask & common).bit_count() >= width
         ]
         if len(items) < count:
             return None

@@ -38,7 +38,7 @@ def _die_with_parent() -> None:
 
 
 def start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a child in its own session.
+    """Start a child apart from our terminal (setsid).
 
     A Ctrl-C at the terminal then reaches us alone and we end the child in order; should we be
     killed, the kernel ends it. (The kernel means the starting *thread*: start children from a

@@ -29,14 +29,14 @@ def run(args: argparse.Namespace) -> int:
 def read(where: Places) -> Report:
     """Raises NotLoadedError only when neither an agent nor maps are there."""
     agent = agent_status(where.run_dir)
-    if agent is None:
-        say("agent not running: what follows is from the pinned maps")
     try:
         plane = read_plane(where.bpf_dir)
     except NotLoadedError:
         if agent is None:
             raise
         plane = None
+    if agent is None:
+        say("agent not running: this is from the pinned maps")
     return report(agent, plane)
 
 

@@ -67,7 +67,6 @@ class Link:
     lower: int | None = None
     lower_nsid: int | None = None
     master: int | None = None
-    alias: str = ""
     tunnel: Tunnel | None = None
 
 

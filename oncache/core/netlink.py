@@ -37,12 +37,12 @@ from pyroute2.netlink.rtnl import (
     RTM_NEWNEIGH,
     RTM_NEWROUTE,
     RTM_NEWRULE,
+    ndmsg,
 )
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.ifinfmsg.plugins.vxlan import vxlan
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
-from pyroute2.netlink.rtnl.ndmsg import ndmsg
 
 from oncache.core.errors import HostError
 from oncache.core.net import (
@@ -150,7 +150,6 @@ def _link(message: Any) -> Link:
         lower=_vxlan_lower(data) if kind == "vxlan" else lower,
         lower_nsid=message.get_attr("IFLA_LINK_NETNSID"),
         master=message.get_attr("IFLA_MASTER"),
-        alias=message.get_attr("IFLA_IFALIAS") or "",
         tunnel=_tunnel(data) if kind == "vxlan" and data is not None else None,
     )
 
@@ -371,9 +370,7 @@ class Netlink:
                     found.setdefault(nsid, path.name)
         return found
 
-    async def add_vxlan(
-        self, name: str, tunnel: Tunnel, lower: int, mac: bytes, alias: str
-    ) -> None:
+    async def add_vxlan(self, name: str, tunnel: Tunnel, lower: int, mac: bytes) -> None:
         """Make a VXLAN device above ``lower``; port, VNI, local address and learning of ``tunnel``
         count, the rest is the kernel's default."""
         with _host_errors(f"make the tunnel device {name}"):
@@ -382,7 +379,6 @@ class Netlink:
                 ifname=name,
                 kind="vxlan",
                 address=mac.hex(":"),
-                ifalias=alias,
                 vxlan_id=tunnel.vni,
                 vxlan_port=tunnel.port,
                 vxlan_link=lower,

@@ -3,8 +3,9 @@
 
 One device per node, no learning: for every peer a route to its pods through the device, a
 neighbour entry for the gateway of that route, and a forwarding entry from the neighbour's MAC to
-the peer. MACs follow from node addresses, so nodes need not tell each other. The device bears our
-alias, and a device without it is never touched; removing it removes everything that is on it.
+the peer. MACs follow from node addresses, so nodes need not tell each other. They are also how our
+device is known (an alias cannot be given at birth): one without such a MAC is never touched.
+Removing the device removes everything that is on it.
 """
 
 import logging
@@ -20,7 +21,6 @@ from oncache.core.netlink import Netlink
 log = logging.getLogger(__name__)
 
 DEVICE: Final = "oncache0"
-ALIAS: Final = "oncache built-in overlay"
 PROTOCOL: Final = 172  # of our routes, as in `ip route show proto 172`
 OVERHEAD: Final = 50  # Ethernet, IPv4, UDP and VXLAN headers around an inner IP packet
 MAC_PREFIX: Final = b"\x02\xac"  # locally administered
@@ -76,7 +76,7 @@ async def ensure(
     index = await _reuse(netlink, tunnel, uplink)
     made = index is None
     if index is None:
-        await netlink.add_vxlan(DEVICE, tunnel, uplink.index, mac_of(local), ALIAS)
+        await netlink.add_vxlan(DEVICE, tunnel, uplink.index, mac_of(local))
         log.info("overlay made device=%s vni=%d local=%s", DEVICE, overlay.vni, local)
         index = (await _find(netlink, DEVICE)).index
     await netlink.set_link(index, mtu=uplink.mtu - OVERHEAD, state="up")
@@ -89,11 +89,15 @@ async def ensure(
 async def remove(netlink: Netlink) -> bool:
     """Remove the device if it is ours, and with it all its entries; False if it was not there."""
     for link in await netlink.links():
-        if link.name == DEVICE and link.alias == ALIAS:
+        if _is_ours(link):
             await netlink.delete_link(link.index)
             log.info("overlay removed device=%s", DEVICE)
             return True
     return False
+
+
+def _is_ours(link: Link) -> bool:
+    return link.name == DEVICE and link.kind == "vxlan" and link.mac.startswith(MAC_PREFIX)
 
 
 async def _find(netlink: Netlink, name: str) -> Link:
@@ -108,7 +112,7 @@ async def _reuse(netlink: Netlink, wanted: Tunnel, uplink: Link) -> int | None:
     for link in await netlink.links():
         if link.name != DEVICE:
             continue
-        if link.alias != ALIAS:
+        if not _is_ours(link):
             raise HostError(
                 f"a device {DEVICE} exists that is not ours",
                 hint=f"rename or remove it, or adopt it with 'overlay: {{device: {DEVICE}}}'",

@@ -23,7 +23,11 @@ DIRECTIONS = {
     "xmasq": ("xmasq", "oncache.core"),
     "fabric_agent.node": ("fabric_agent", "oncache", "xmasq"),
     "fabric_agent.cli": ("fabric_agent", "oncache"),
-    "fabric_agent": ("fabric_agent.slices", "fabric_agent.ocs", "fabric_agent.store"),
+    # Neither a plane nor a kernel: these run anywhere. Errors are the same everywhere.
+    "fabric_agent": (
+        *("fabric_agent.slices", "fabric_agent.ocs", "fabric_agent.store"),
+        "oncache.core.errors",
+    ),
     "bench": ("bench", "netns_tests", "oncache", "xmasq"),
     "netns_tests": ("netns_tests", "bench", "oncache", "xmasq", "fabric_agent"),
 }

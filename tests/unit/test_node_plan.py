@@ -145,7 +145,7 @@ DIFFERENCES: list[tuple[str, Desired, Actual, list[Action]]] = [
         "a pod is gone",
         replace(DESIRED, pods={POD_B: ENTRY_B}),
         IN_STEP,
-        [Detach(POD_A), ClearPod(0)],
+        [ClearPod(0), Detach(POD_A)],
     ),
     (
         "a pod has another address",
@@ -169,7 +169,7 @@ DIFFERENCES: list[tuple[str, Desired, Actual, list[Action]]] = [
         "another uplink",
         replace(DESIRED, settings=replace(SETTINGS, uplink=9)),
         IN_STEP,
-        [Configure(replace(SETTINGS, uplink=9)), Detach(UPLINK), AttachUplink(9)],
+        [Configure(replace(SETTINGS, uplink=9)), AttachUplink(9), Detach(UPLINK)],
     ),
     (
         "another node",
@@ -199,6 +199,13 @@ def test_a_difference_is_its_actions(
     desired: Desired, actual: Actual, actions: Sequence[Action]
 ) -> None:
     assert plan.diff(desired, actual, limit=8) == actions
+
+
+def test_what_is_slow_is_told_apart() -> None:
+    actions = plan.diff(DESIRED, Actual(pinned=frozenset({99})), limit=8)
+    quick, slow = plan.without_slow(actions)
+    assert slow == [Detach(99), AttachPod(POD_A), AttachPod(POD_B)]
+    assert [*quick, *slow] == actions
 
 
 def test_a_pod_without_a_slot_is_left_out() -> None:
