@@ -114,7 +114,7 @@ static __always_inline int push(struct __sk_buff *skb, const struct config *cfg,
 		};
 		struct ip4 inner;
 	} h;
-	__u32 uplink = path->ifindex;
+	__u32 uplink = path->ifindex, hash;
 
 #pragma unroll
 	for (__u32 i = 0; i < sizeof(struct vxlan4) / 8; i++)
@@ -122,7 +122,9 @@ static __always_inline int push(struct __sk_buff *skb, const struct config *cfg,
 	h.inner = p->ip;
 	ip4_lose_hops(&h.inner, hops);
 	/* The hash before there is a second header: the tunnel device takes it then, too. */
-	tunnel_complete(&h.outer, cfg, &h.inner, p->length, bpf_get_hash_recalc(skb));
+	hash = bpf_get_hash_recalc(skb);
+	tunnel_complete(&h.outer, cfg, &h.inner, p->length, path->sum, hash,
+			hash + count->hits.from_pod);
 
 	if (bpf_skb_adjust_room(skb, VXLAN4_OVERHEAD, BPF_ADJ_ROOM_MAC, PUSH_FLAGS))
 		return leave(&count->base_path.helper);
@@ -232,18 +234,16 @@ static __always_inline int strip(struct __sk_buff *skb, const struct packet *p,
 				 const struct half *half, const struct pod *pod, int set_ce,
 				 __u64 flags, struct counters *count)
 {
-	struct {
-		struct eth eth;
-		struct ip4 ip;
-	} h;
+	struct ip4 ip = p->ip;
+	struct frame4 h;
 
+	if (set_ce)
+		ip4_set_ce(&ip);
+	ip4_lose_hops(&ip, half->hops);
 	mac_copy(h.eth.dst, pod->mac);
 	mac_copy(h.eth.src, half->from_mac);
 	h.eth.proto = bpf_htons(ETH_P_IP);
-	h.ip = p->ip;
-	if (set_ce)
-		ip4_set_ce(&h.ip);
-	ip4_lose_hops(&h.ip, half->hops);
+	h.ip = ip;
 
 	if (bpf_skb_adjust_room(skb, -(__s32)VXLAN4_OVERHEAD, BPF_ADJ_ROOM_MAC, flags))
 		return leave(&count->base_path.helper);
@@ -483,6 +483,7 @@ static __always_inline void path_from(struct path *path, const struct config *cf
 		path->header.v4.ip.ttl = 0;
 	if (cfg->df_inherit)
 		path->header.v4.ip.frag_off = 0;
+	path->sum = fold(tunnel_sum(&path->header.v4) - bpf_htons(path->header.v4.ip.tos));
 	path->header.v4.udp.sport = 0;
 	path->header.v4.udp.len = 0;
 	path->header.v4.udp.check = 0;

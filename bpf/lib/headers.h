@@ -4,8 +4,7 @@
  *
  * The uapi headers describe IPv4 with bit-fields, which user space cannot read
  * from BTF without knowing the byte order of the machine. These say the same
- * with whole bytes. All are aligned to 2: an Ethernet header of 14 bytes puts
- * everything behind it on an even, not on a word address.
+ * with whole bytes, aligned like the uapi ones.
  */
 #pragma once
 
@@ -30,13 +29,11 @@
 /* RFC 7348: the I flag, everything else zero. */
 #define VXLAN_FLAGS 0x08000000
 
-#define __wire __attribute__((packed, aligned(2)))
-
 struct eth {
 	__u8 dst[6];
 	__u8 src[6];
 	__be16 proto;
-} __wire;
+};
 
 struct ip4 {
 	__u8 version_ihl;
@@ -49,14 +46,14 @@ struct ip4 {
 	__sum16 check;
 	__be32 saddr;
 	__be32 daddr;
-} __wire;
+};
 
 struct udp {
 	__be16 sport;
 	__be16 dport;
 	__be16 len;
 	__sum16 check;
-} __wire;
+};
 
 struct tcp {
 	__be16 sport;
@@ -68,7 +65,7 @@ struct tcp {
 	__be16 window;
 	__sum16 check;
 	__be16 urgent;
-} __wire;
+};
 
 struct icmp_echo {
 	__u8 type;
@@ -76,26 +73,33 @@ struct icmp_echo {
 	__sum16 check;
 	__be16 id;
 	__be16 seq;
-} __wire;
+};
 
 struct vxlan {
 	__be32 flags;
 	__be32 vni; /* upper 24 bits; the low byte is reserved and zero */
-} __wire;
+};
 
-/* Everything VXLAN over IPv4 puts in front of the inner IP header. */
+/* Everything VXLAN over IPv4 puts in front of the inner IP header; 14 bytes shift all to even. */
 struct vxlan4 {
 	struct eth eth;
 	struct ip4 ip;
 	struct udp udp;
 	struct vxlan vxlan;
 	struct eth inner;
-} __wire;
+} __attribute__((packed, aligned(2)));
+
+/* What a pod receives. */
+struct frame4 {
+	struct eth eth;
+	struct ip4 ip;
+} __attribute__((packed, aligned(2)));
 
 #define VXLAN4_OVERHEAD (sizeof(struct vxlan4) - sizeof(struct eth))
 
 _Static_assert(sizeof(struct eth) == 14, "Ethernet II");
 _Static_assert(sizeof(struct ip4) == IP4_HDR_LEN, "RFC 791");
 _Static_assert(sizeof(struct tcp) == 20, "RFC 9293");
+_Static_assert(sizeof(struct frame4) == 34, "14 + 20");
 _Static_assert(sizeof(struct vxlan4) == 64, "14 + 20 + 8 + 8 + 14");
 _Static_assert(VXLAN4_OVERHEAD == 50, "RFC 7348");

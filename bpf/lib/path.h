@@ -16,7 +16,7 @@
 struct path {
 	__u32 ifindex; /* of the uplink */
 	__u16 length; /* of the header in use */
-	__u8 pad[2];
+	__u16 sum; /* of the outer IPv4 header as it stands here */
 	union {
 		struct vxlan4 v4;
 		__u64 word[PATH_HEADER_MAX / 8];

@@ -33,9 +33,9 @@ static __always_inline __u8 tunnel_tos(const struct config *cfg, __u8 template, 
 	return (dscp & ~ECN_MASK) | (ecn == ECN_CE ? 2 : ecn);
 }
 
-static __always_inline __u32 ip4_sum(const struct ip4 *ip)
+static __always_inline __u32 tunnel_sum(const struct vxlan4 *h)
 {
-	const __u16 *word = (const void *)ip;
+	const __u16 *word = (const void *)h + sizeof(struct eth);
 	__u32 sum = 0;
 
 #pragma unroll
@@ -44,26 +44,34 @@ static __always_inline __u32 ip4_sum(const struct ip4 *ip)
 	return sum;
 }
 
-static __always_inline __sum16 fold(__u32 sum)
+static __always_inline __u16 fold(__u32 sum)
 {
 	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
+	return (sum & 0xffff) + (sum >> 16);
 }
 
-/* What differs from packet to packet of a path. */
+/*
+ * What differs from packet to packet of a path. id is not random, but different
+ * for each packet: where DF is clear it tells fragments apart.
+ */
 static __always_inline void tunnel_complete(struct vxlan4 *h, const struct config *cfg,
-					    const struct ip4 *inner, __u16 length, __u32 hash)
+					    const struct ip4 *inner, __u16 length, __u32 sum,
+					    __u32 hash, __u32 id)
 {
 	h->ip.tos = tunnel_tos(cfg, h->ip.tos, inner->tos);
 	h->ip.tot_len = bpf_htons(length + VXLAN4_OVERHEAD);
-	/* Unpredictable like the kernel's; where DF is clear it tells fragments apart. */
-	h->ip.id = bpf_get_prandom_u32();
-	if (cfg->ttl_inherit)
+	h->ip.id = id;
+	/* The sum of a path leaves out tos and whatever is zero in its header. */
+	sum += bpf_htons(h->ip.tos) + h->ip.tot_len + h->ip.id;
+	if (cfg->ttl_inherit) {
 		h->ip.ttl = inner->ttl;
-	if (cfg->df_inherit)
+		sum += bpf_htons(inner->ttl << 8);
+	}
+	if (cfg->df_inherit) {
 		h->ip.frag_off = inner->frag_off & bpf_htons(IP4_DF);
-	h->ip.check = fold(ip4_sum(&h->ip));
+		sum += h->ip.frag_off;
+	}
+	h->ip.check = ~fold(sum);
 	h->udp.sport = tunnel_source_port(cfg, hash);
 	h->udp.len = bpf_htons(length + VXLAN4_OVERHEAD - IP4_HDR_LEN);
 }
@@ -131,5 +139,5 @@ static __always_inline void ip4_set_ce(struct ip4 *ip)
 	__u32 sum = (__u16)~ip->check + bpf_htons(ip->tos | ECN_CE) + (__u16)~bpf_htons(ip->tos);
 
 	ip->tos |= ECN_CE;
-	ip->check = fold(sum);
+	ip->check = ~fold(sum);
 }

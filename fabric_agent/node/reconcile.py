@@ -112,14 +112,27 @@ def _perform(plane: DataPath, action: Action, troubles: Troubles) -> None:
 
 
 def attach_or_detach(plane: DataPath, action: Detach | AttachPod) -> Troubles:
-    """Put our programs on a pod's device or take them off; returns the trouble if there was any."""
+    """Put our programs on a pod's device or take them off; returns the trouble if there was any.
+
+    A device that vanishes while we leave it is none.
+    """
     troubles: Troubles = {}
     with _troubles_of(action.ifindex, troubles):
         if isinstance(action, AttachPod):
             plane.attach_pod(action.ifindex)
         else:
-            plane.detach(action.ifindex)
+            with _unless_gone():
+                plane.detach(action.ifindex)
     return troubles
+
+
+@contextlib.contextmanager
+def _unless_gone() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
 
 
 @contextlib.contextmanager

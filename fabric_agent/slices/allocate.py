@@ -11,9 +11,8 @@ A pure function of what is free. Queueing is the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from fabric_agent.slices.model import Fabric, Link, bits, low_bit
 from fabric_agent.slices.occupancy import Occupancy, Placement, Reason, Refusal
@@ -24,23 +23,6 @@ INTERSECTIONS = 90_000  # of one decision: about 15 ms in the worst case
 SEEDS = 16
 
 Decision = Placement | Refusal
-
-
-@dataclass(frozen=True)
-class Shape:
-    """m leaves, n virtual spines; ``least`` GPUs must be free on each leaf (n, unless uneven)."""
-
-    m: int
-    n: int
-    least: int
-
-
-@dataclass(frozen=True)
-class Open:
-    """A shape that the core does not rule out."""
-
-    shape: Shape
-    core: Core
 
 
 def decide(fabric: Fabric, free: Occupancy, gpus: int) -> Decision:
@@ -115,64 +97,131 @@ def pick_nics(fabric: Fabric, free: Occupancy, leaf: int, count: int) -> tuple[i
 
 
 def across_leaves(fabric: Fabric, free: Occupancy, gpus: int) -> Decision:
-    """m x n, else uneven. The search is bounded; a refusal says what it stands on."""
+    """m x n, else uneven. The search is bounded; a refusal may be wrong, a placement never is."""
     grid = Grid.of(free.columns, len(fabric.spine_of_column))
+    room = tuple(mask.bit_count() for mask in free.nics)
+    chosen = _even(grid, room, gpus) or uneven(grid, room, gpus, Budget(INTERSECTIONS // 2))
+    if chosen is None:
+        return refusal(free, gpus)
+    shares = {leaf: pick_nics(fabric, free, leaf, share) for leaf, share in chosen.shares}
+    links = tuple(cable(fabric, free, leaf, chosen.columns) for leaf in shares)
+    return Placement(tuple(shares.values()), links)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Leaves with how many GPUs each, lowest leaf first, and exactly the virtual spines needed."""
+
+    shares: tuple[tuple[int, int], ...]
+    columns: tuple[int, ...]
+
+
+def _even(grid: Grid, room: Sequence[int], gpus: int) -> Chosen | None:
     budget = Budget(INTERSECTIONS)
-    for shapes in (even_shapes, uneven_shapes):
-        open_shapes = list(_open(grid, free, shapes(free, gpus)))
-        for seeds in (1, SEEDS):
-            for each in open_shapes:
-                found = biclique(grid, each.core, each.shape.m, each.shape.n, seeds, budget)
-                if found:
-                    return _placement(fabric, free, gpus, each.shape, found)
-    return refusal(free, gpus, partial(_links_free, free))
+    shapes = list(_open_shapes(grid, room, gpus))
+    for seeds in (1, SEEDS):
+        for m, n, core in shapes:
+            if found := biclique(grid, core, m, n, seeds, budget):
+                fullest = sorted(bits(found[0]), key=lambda leaf: room[leaf])[:m]
+                shares = tuple((leaf, n) for leaf in sorted(fullest))
+                return Chosen(shares, tuple(bits(found[1])[:n]))
+    return None
 
 
-def even_shapes(free: Occupancy, gpus: int) -> Iterator[Shape]:
-    """All m * n = gpus on two leaves or more, fewest leaves first."""
-    widest = max(mask.bit_count() for mask in free.nics)
-    for n in range(min(widest, gpus // 2), 0, -1):
+def _open_shapes(grid: Grid, room: Sequence[int], gpus: int) -> Iterator[tuple[int, int, Core]]:
+    """(m, n) with m * n = gpus that the core does not rule out, fewest leaves first."""
+    for n in range(min(max(room), gpus // 2), 0, -1):
         if gpus % n == 0:
-            yield Shape(gpus // n, n, n)
+            leaves = leaves_with(room, n)
+            if leaves.bit_count() >= gpus // n and (core := grid.core(leaves, gpus // n, n)):
+                yield gpus // n, n, core
 
 
-def uneven_shapes(free: Occupancy, gpus: int) -> Iterator[Shape]:
-    """Shapes a little larger than the job, least links first."""
-    widest = max(mask.bit_count() for mask in free.nics)
-    shapes = {
-        Shape(m, -(-gpus // m), gpus // m)
-        for m in range(2, min(gpus, len(free.nics)) + 1)
-        if gpus % m and -(-gpus // m) <= widest
-    }
-    # Of the numbers of leaves with equal n only the least: others waste links.
-    narrow = {n: min(s.m for s in shapes if s.n == n) for n in {s.n for s in shapes}}
-    yield from sorted(
-        (shape for shape in shapes if shape.m == narrow[shape.n]),
-        key=lambda shape: (shape.m * shape.n, shape.m),
-    )
-
-
-def _open(grid: Grid, free: Occupancy, shapes: Iterator[Shape]) -> Iterator[Open]:
-    roomy: dict[int, int] = {}
-    for shape in shapes:
-        if shape.least not in roomy:
-            roomy[shape.least] = leaves_with(free, shape.least)
-        leaves = roomy[shape.least]
-        if leaves.bit_count() >= shape.m and (core := grid.core(leaves, shape.m, shape.n)):
-            yield Open(shape, core)
-
-
-def leaves_with(free: Occupancy, gpus: int) -> int:
-    """Mask of the leaves with so many free GPUs."""
+def leaves_with(room: Sequence[int], gpus: int) -> int:
+    """Mask of the leaves with room for so many GPUs."""
     mask = 0
-    for leaf, nics in enumerate(free.nics):
-        if nics.bit_count() >= gpus:
+    for leaf, count in enumerate(room):
+        if count >= gpus:
             mask |= 1 << leaf
     return mask
 
 
-def _placement(
-    fabric: Fabric, free: Occupancy, gpus: int, shape: Shape, found: tuple[int, int]
-) -> Decision:
-    leaves = sorted(best_fit(free, bits(found[0]), shape, gpus))
-    ...
+def uneven(grid: Grid, room: Sequence[int], gpus: int, budget: Budget) -> Chosen | None:
+    """Leaves that give what they have, n at most, and all reach the same n virtual spines.
+
+    Greedy from the ``SEEDS`` roomiest leaves for each n, those n first that cost fewest links.
+    """
+    for least, n in sorted(_widths(room, gpus)):
+        core = grid.core(leaves_with(room, 1), least // n, n)
+        seeds = sorted(bits(core.leaves), key=lambda leaf: -room[leaf])[:SEEDS]
+        for seed in seeds:
+            if found := _gather(grid, core, room, (gpus, n, seed), budget):
+                return found
+            if budget.left <= 0:
+                return None
+    return None
+
+
+def _widths(room: Sequence[int], gpus: int) -> Iterator[tuple[int, int]]:
+    """(links that it takes at least, n) for each n that the GPUs allow."""
+    for n in range(1, max(room) + 1):
+        missing, leaves = gpus, 0
+        for share in sorted((min(count, n) for count in room), reverse=True):
+            if missing <= 0 or not share:
+                break
+            missing -= share
+            leaves += 1
+        if missing <= 0 and leaves > 1:
+            yield leaves * n, n
+
+
+def _gather(
+    grid: Grid, core: Core, room: Sequence[int], wanted: tuple[int, int, int], budget: Budget
+) -> Chosen | None:
+    gpus, n, seed = wanted
+    common = grid.rows[seed] & core.columns
+    shares = {seed: min(room[seed], n, gpus)}
+    left = [leaf for leaf in bits(core.leaves) if leaf != seed]
+    while (missing := gpus - sum(shares.values())) and budget.spend(len(left)):
+        left = [leaf for leaf in left if (grid.rows[leaf] & common).bit_count() >= n]
+        if not left:
+            return None
+        best = max(
+            left,
+            key=lambda leaf: (
+                min(room[leaf], n, missing) * (grid.rows[leaf] & common).bit_count()
+            ),
+        )
+        left.remove(best)
+        common &= grid.rows[best]
+        shares[best] = min(room[best], n, missing)
+    return None if missing else Chosen(tuple(sorted(shares.items())), tuple(bits(common)[:n]))
+
+
+def cable(
+    fabric: Fabric, free: Occupancy, leaf: int, columns: Sequence[int]
+) -> tuple[Link, ...]:
+    """A free link of the leaf for each of the virtual spines."""
+    left = free.uplinks[leaf]
+    links = []
+    for column in columns:
+        uplink = low_bit(fabric.bundles[leaf][fabric.spine_of_column[column]] & left)
+        left ^= 1 << uplink
+        links.append(fabric.link(leaf, uplink))
+    return tuple(links)
+
+
+def refusal(free: Occupancy, gpus: int) -> Refusal:
+    """There are GPUs enough: what is it then?"""
+    room = [mask.bit_count() for mask in free.nics]
+    links = [mask.bit_count() for mask in free.uplinks]
+    widest = max(
+        sum(min(count, n) for count, up in zip(room, links, strict=True) if up >= n)
+        for n in range(1, max(room) + 1)
+    )
+    facts = f"{gpus} GPUs asked, {sum(room)} are free, {sum(links)} links are free"
+    if widest < gpus:
+        return Refusal(Reason.NO_LINKS, f"{facts}, too few of them at the leaves with free GPUs")
+    return Refusal(
+        Reason.FRAGMENTATION, f"{facts}, but no set of leaves has enough of them to the same spines"
+    )
