@@ -40,7 +40,7 @@ class Case:
 
 
 def case(fabric: Fabric, port_use: float, seed: int) -> Case:
-    """A random one; `port_use` is the largest share of a pod's ports per spine, before and after."""
+    """A random one; `port_use` is the most of a pod's ports per spine, before and after."""
     rng = random.Random(seed)
     links: list[Link] = []
     matrices = []

@@ -133,6 +133,8 @@ static __always_inline int push(struct __sk_buff *skb, const struct config *cfg,
 		count->dropped.unfinished++;
 		return TC_ACT_SHOT;
 	}
+	if (hops) /* it has been forwarded */
+		skb->priority = ip4_priority(p->ip.tos);
 	count->hits.from_pod++;
 	return bpf_redirect(uplink, 0);
 }

@@ -195,3 +195,9 @@ static __always_inline void ip4_lose_hops(struct ip4 *ip, __u8 hops)
 	ip->check = sum >= 0xffff ? sum - 0xffff : sum;
 	ip->ttl -= hops;
 }
+
+/* rt_tos2priority(), which forwarding applies: net/ipv4/route.c, ip_tos2prio. */
+static __always_inline __u32 ip4_priority(__u8 tos)
+{
+	return 0x4620 >> ((tos >> 3 & 3) * 4) & 0xf;
+}

@@ -255,9 +255,9 @@ class Agent:
             self._state = await sources.catch_up(self._state, self._netlink, self._events)
             await self._make_overlay(undo)
             desired = self._wanted()
-            await asyncio.to_thread(host.prepare, self._config.run_dir)
             plane = await asyncio.to_thread(self._load)
             undo.callback(plane.close)
+            await asyncio.to_thread(host.prepare, self._config.run_dir)
             # What an earlier agent left was not watched since, and runs the programs it loaded.
             self._state = states.all_doubtful(self._state)
             await self._carry_out(plane, desired, replace_programs=True)
@@ -291,8 +291,7 @@ class Agent:
         self._state = await sources.catch_up(self._state, self._netlink, self._events)
 
     def _load(self) -> DataPath:
-        limits = self._config.limits
-        return Plane.load(self._config.bpf_dir, limits)
+        return Plane.load(self._config.bpf_dir, self._config.limits)
 
     async def _detach(self) -> None:
         if self._plane is None:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from fabric_agent.node import state as states
 from fabric_agent.node.state import (
-    POD_KINDS,
     AddressesChanged,
     Change,
     EventsLost,
@@ -126,15 +126,13 @@ def with_old_programs(actual: Actual) -> Actual:
 def pods(state: State, uplink: int) -> dict[int, PodEntry]:
     """The pods of this host, by the index of their host side device.
 
-    A pod is the far end of a veth (or netkit) in another namespace. Left alone are devices that
-    lead to a network rather than to a pod (the uplink, or with a network of their own), pods
-    without an address yet, and pods that claim the same address.
+    Left alone are devices that lead to a network rather than to a pod, pods without an address yet,
+    and pods that claim the same address.
     """
-    routed = {a.index for a in state.addresses if _has_network(a)} | {uplink}
     entries = {
         link.index: entry
-        for link in state.links.values()
-        if link.index not in routed and (entry := _pod(state, link)) is not None
+        for link in states.pod_devices(state)
+        if link.index != uplink and (entry := _pod(state, link)) is not None
     }
     claims = Counter(address for entry in entries.values() for address in entry.addresses)
     return {
@@ -144,12 +142,8 @@ def pods(state: State, uplink: int) -> dict[int, PodEntry]:
     }
 
 
-def _has_network(address: Address) -> bool:
-    return address.universe and address.interface.network.num_addresses > 1
-
-
 def _pod(state: State, link: Link) -> PodEntry | None:
-    peer = state.peer(link) if link.kind in POD_KINDS else None
+    peer = state.peer(link)
     if peer is None or link.lower_nsid is None:
         return None
     inside = state.namespaces[link.lower_nsid]

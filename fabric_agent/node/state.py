@@ -156,17 +156,28 @@ def with_names(state: State, names: Mapping[int, str]) -> State:
     return replace(state, names=dict(names))
 
 
-def far_ends(state: State) -> frozenset[int]:
-    """The namespaces that devices of ours lead to."""
-    return frozenset(
-        link.lower_nsid
+def pod_devices(state: State) -> list[Link]:
+    """Devices that may be the host side of a pod: their far end is in another namespace, and they
+    bear no network of their own, as one that leads to a network does."""
+    routed = {
+        address.index
+        for address in state.addresses
+        if address.universe and address.interface.network.num_addresses > 1
+    }
+    return [
+        link
         for link in state.links.values()
-        if link.kind in POD_KINDS and link.lower_nsid is not None
-    )
+        if link.kind in POD_KINDS and link.lower_nsid is not None and link.index not in routed
+    ]
+
+
+def far_ends(state: State) -> frozenset[int]:
+    """The namespaces that may be pods."""
+    return frozenset(link.lower_nsid for link in pod_devices(state) if link.lower_nsid is not None)
 
 
 def without_forgotten(state: State) -> State:
-    """Drop what is known of namespaces that no device of ours leads to any more."""
+    """Drop what is known of namespaces that are no pods any more."""
     near = far_ends(state)
     if near.issuperset(state.namespaces):
         return state

@@ -103,7 +103,7 @@ def place_all(slots: Slots, pool: list[Ends], rng: random.Random, *, depth: int)
 
 
 def improve(slots: Slots, rng: random.Random) -> None:
-    """Bring links back to where they were lit, if all that must give way fits elsewhere for less."""
+    """Bring links back to where they were lit, if what must give way fits elsewhere for less."""
     away = [
         (pair, a, b)
         for pair, row in enumerate(slots.home)

@@ -24,7 +24,7 @@ Work = list[list[int]]
 
 
 def plan(fabric: Fabric, lit: Layout, demand: Demand) -> Plan:
-    """A plan from `lit` to `demand` by MDMCF; for an even number of uplinks, without constraints."""
+    """A plan from `lit` to `demand` by MDMCF, for an even number of uplinks."""
     lit.require(fabric)
     demand.require(fabric)
     targets = tuple(
@@ -102,7 +102,10 @@ class _Split:
         self._flow = [row[:] for row in self._low]
         sums = [capacity] * (size - 1) + [size * capacity]
         rows = [most - sum(row) for most, row in zip(sums, self._flow, strict=True)]
-        columns = [most - sum(column) for most, column in zip(sums, zip(*self._flow), strict=True)]
+        columns = [
+            most - sum(column)
+            for most, column in zip(sums, zip(*self._flow, strict=True), strict=True)
+        ]
         self._surplus = rows + [-lack for lack in columns]
         self._potential = [0] * (2 * size)
 
@@ -160,27 +163,25 @@ class _Split:
     def _path(self, start: int, tired: set[int]) -> list[int]:
         """Nodes along arcs of reduced cost 0 to a node in want; [] if there is none.
 
-        What led nowhere stays tired until distances are found anew.
+        What a search that failed has seen stays `tired` until distances are found anew.
         """
-        path = [start]
-        on_path = {start}
+        path, seen = [start], {start} | tired
         while path:
             node = path[-1]
             if self._surplus[node] < 0:
                 return path
             step = next(
-                (n for n in self._others(node) if self._is_tight(node, n, tired, on_path)), -1
+                (n for n in self._others(node) if n not in seen and self._tight(node, n)), -1
             )
             if step < 0:
-                tired.add(path.pop())
+                path.pop()
             else:
                 path.append(step)
-                on_path.add(step)
+                seen.add(step)
+        tired |= seen
         return path
 
-    def _is_tight(self, node: int, other: int, tired: set[int], on_path: set[int]) -> bool:
-        if other in tired or other in on_path:
-            return False
+    def _tight(self, node: int, other: int) -> bool:
         room, cost = self._arc(node, other)
         return room > 0 and self._potential[node] + cost == self._potential[other]
 

@@ -43,7 +43,7 @@ class Fabric:
 
     @property
     def pairs(self) -> int:
-        """Pairs of ports per spine; the last port of an odd number has no partner and stays dark."""
+        """Pairs of ports per spine; an odd one out has no partner and stays dark."""
         return self.uplinks // 2
 
 

@@ -13,14 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from fabric_agent.slices.model import Fabric, Link, bits, low_bit
 from fabric_agent.slices.occupancy import Occupancy, Placement, Reason, Refusal
 from fabric_agent.slices.search import Budget, Core, Grid, biclique
 from oncache.core.errors import ConfigError
 
-INTERSECTIONS = 90_000  # of one decision: about 15 ms in the worst case
+# Intersections that a decision may cost.
+EVEN = 60_000
+UNEVEN = 15_000
 SEEDS = 16
+UNEVEN_SEEDS = 4
 
 Decision = Placement | Refusal
 
@@ -51,26 +55,21 @@ def near(fabric: Fabric, free: Occupancy, gpus: int) -> Placement | None:
 
 
 def _one_server(fabric: Fabric, free: Occupancy, gpus: int) -> Placement | None:
-    best: list[int] | None = None
-    for host in fabric.hosts:
-        if len(host.nics) < gpus:
-            continue
-        idle = [nic for nic in host.nics if is_free(fabric, free, nic)]
-        if len(idle) >= gpus and (best is None or len(idle) < len(best)):
-            best = idle
-            if len(best) == gpus:
-                break
-    if best is None:
+    if gpus > max(len(host.nics) for host in fabric.hosts):
         return None
-    groups: dict[int, list[int]] = {}
-    for nic in best[:gpus]:
-        groups.setdefault(fabric.nics[nic].leaf, []).append(nic)
-    return Placement(tuple(tuple(group) for _, group in sorted(groups.items())), ())
-
-
-def is_free(fabric: Fabric, free: Occupancy, index: int) -> bool:
-    nic = fabric.nics[index]
-    return bool(free.nics[nic.leaf] >> nic.position & 1)
+    best: list[tuple[int, int]] = []
+    fewest = len(fabric.nics) + 1
+    for places in fabric.places:
+        idle = [(leaf, mask & free.nics[leaf]) for leaf, mask in places]
+        count = sum(mask.bit_count() for _, mask in idle)
+        if gpus <= count < fewest:
+            best, fewest = idle, count
+    groups = []
+    for leaf, mask in best:
+        group = [fabric.leaves[leaf].nics[position] for position in bits(mask)]
+        groups.append(tuple(group[:gpus]))
+        gpus -= len(groups[-1])
+    return Placement(tuple(filter(None, groups)), ()) if groups else None
 
 
 def _one_leaf(fabric: Fabric, free: Occupancy, gpus: int) -> Placement | None:
@@ -83,24 +82,20 @@ def pick_nics(fabric: Fabric, free: Occupancy, leaf: int, count: int) -> tuple[i
     """``count`` free NICs of a leaf from few servers: emptiest servers first, and for the last one
     the fullest that is enough."""
     nics = fabric.leaves[leaf].nics
-    servers: dict[int, list[int]] = {}
-    for position in bits(free.nics[leaf]):
-        servers.setdefault(fabric.nics[nics[position]].host, []).append(nics[position])
-    groups = sorted(servers.values(), key=len)
+    idle = [mask & free.nics[leaf] for mask in fabric.servers[leaf]]
+    groups = sorted(filter(None, idle), key=int.bit_count)
     chosen: list[int] = []
-    while len(chosen) < count:
-        missing = count - len(chosen)
-        last = next((group for group in groups if len(group) >= missing), groups[-1])
-        groups.remove(last)
-        chosen += last[:missing]
-    return tuple(sorted(chosen))
+    while missing := count - len(chosen):
+        enough = (index for index, mask in enumerate(groups) if mask.bit_count() >= missing)
+        chosen += bits(groups.pop(next(enough, -1)))[:missing]
+    return tuple(nics[position] for position in sorted(chosen))
 
 
 def across_leaves(fabric: Fabric, free: Occupancy, gpus: int) -> Decision:
     """m x n, else uneven. The search is bounded; a refusal may be wrong, a placement never is."""
     grid = Grid.of(free.columns, len(fabric.spine_of_column))
     room = tuple(mask.bit_count() for mask in free.nics)
-    chosen = _even(grid, room, gpus) or uneven(grid, room, gpus, Budget(INTERSECTIONS // 2))
+    chosen = _even(grid, room, gpus, Budget(EVEN)) or _uneven(grid, room, gpus, Budget(UNEVEN))
     if chosen is None:
         return refusal(free, gpus)
     shares = {leaf: pick_nics(fabric, free, leaf, share) for leaf, share in chosen.shares}
@@ -116,9 +111,8 @@ class Chosen:
     columns: tuple[int, ...]
 
 
-def _even(grid: Grid, room: Sequence[int], gpus: int) -> Chosen | None:
-    budget = Budget(INTERSECTIONS)
-    shapes = list(_open_shapes(grid, room, gpus))
+def _even(grid: Grid, room: Sequence[int], gpus: int, budget: Budget) -> Chosen | None:
+    shapes = list(_open_shapes(grid, room, gpus, budget))
     for seeds in (1, SEEDS):
         for m, n, core in shapes:
             if found := biclique(grid, core, m, n, seeds, budget):
@@ -128,13 +122,15 @@ def _even(grid: Grid, room: Sequence[int], gpus: int) -> Chosen | None:
     return None
 
 
-def _open_shapes(grid: Grid, room: Sequence[int], gpus: int) -> Iterator[tuple[int, int, Core]]:
+def _open_shapes(
+    grid: Grid, room: Sequence[int], gpus: int, budget: Budget
+) -> Iterator[tuple[int, int, Core]]:
     """(m, n) with m * n = gpus that the core does not rule out, fewest leaves first."""
     for n in range(min(max(room), gpus // 2), 0, -1):
         if gpus % n == 0:
-            leaves = leaves_with(room, n)
-            if leaves.bit_count() >= gpus // n and (core := grid.core(leaves, gpus // n, n)):
-                yield gpus // n, n, core
+            m, leaves = gpus // n, leaves_with(room, n)
+            if leaves.bit_count() >= m and (core := grid.core(leaves, m, n, budget)):
+                yield m, n, core
 
 
 def leaves_with(room: Sequence[int], gpus: int) -> int:
@@ -146,33 +142,33 @@ def leaves_with(room: Sequence[int], gpus: int) -> int:
     return mask
 
 
-def uneven(grid: Grid, room: Sequence[int], gpus: int, budget: Budget) -> Chosen | None:
+def _uneven(grid: Grid, room: Sequence[int], gpus: int, budget: Budget) -> Chosen | None:
     """Leaves that give what they have, n at most, and all reach the same n virtual spines.
 
-    Greedy from the ``SEEDS`` roomiest leaves for each n, those n first that cost fewest links.
+    Greedy from the roomiest leaves for each n, those n first that cost fewest links.
     """
-    for least, n in sorted(_widths(room, gpus)):
-        core = grid.core(leaves_with(room, 1), least // n, n)
-        seeds = sorted(bits(core.leaves), key=lambda leaf: -room[leaf])[:SEEDS]
+    anywhere = leaves_with(room, 1)
+    for least, n in _widths(room, gpus):
+        core = grid.core(anywhere, least, n, budget)
+        seeds = sorted(bits(core.leaves), key=lambda leaf: -room[leaf])[:UNEVEN_SEEDS]
         for seed in seeds:
             if found := _gather(grid, core, room, (gpus, n, seed), budget):
                 return found
-            if budget.left <= 0:
-                return None
+        if budget.left <= 0:
+            return None
     return None
 
 
-def _widths(room: Sequence[int], gpus: int) -> Iterator[tuple[int, int]]:
-    """(links that it takes at least, n) for each n that the GPUs allow."""
-    for n in range(1, max(room) + 1):
-        missing, leaves = gpus, 0
-        for share in sorted((min(count, n) for count in room), reverse=True):
-            if missing <= 0 or not share:
-                break
-            missing -= share
-            leaves += 1
-        if missing <= 0 and leaves > 1:
-            yield leaves * n, n
+def _widths(room: Sequence[int], gpus: int) -> list[tuple[int, int]]:
+    """(leaves that it takes at least, n) for each n that the GPUs allow, fewest links first."""
+    widths = []
+    roomiest = sorted(room, reverse=True)
+    for n in range(1, roomiest[0] + 1):
+        share = accumulate(min(count, n) for count in roomiest)
+        leaves = next((index for index, sum_ in enumerate(share, 1) if sum_ >= gpus), 0)
+        if leaves > 1:
+            widths.append((leaves, n))
+    return sorted(widths, key=lambda width: width[0] * width[1])
 
 
 def _gather(
@@ -180,21 +176,23 @@ def _gather(
 ) -> Chosen | None:
     gpus, n, seed = wanted
     common = grid.rows[seed] & core.columns
-    shares = {seed: min(room[seed], n, gpus)}
-    left = [leaf for leaf in bits(core.leaves) if leaf != seed]
-    while (missing := gpus - sum(shares.values())) and budget.spend(len(left)):
-        left = [leaf for leaf in left if (grid.rows[leaf] & common).bit_count() >= n]
-        if not left:
+    shares = {seed: min(room[seed], n)}
+    missing = gpus - shares[seed]
+    left = [(leaf, grid.rows[leaf], min(room[leaf], n)) for leaf in bits(core.leaves)]
+    left = [item for item in left if item[0] != seed]
+    while missing and budget.spend(2 * len(left)):
+        fit = [
+            (share * width, leaf, row, share)
+            for leaf, row, share in left
+            if (width := (row & common).bit_count()) >= n
+        ]
+        if not fit:
             return None
-        best = max(
-            left,
-            key=lambda leaf: (
-                min(room[leaf], n, missing) * (grid.rows[leaf] & common).bit_count()
-            ),
-        )
-        left.remove(best)
-        common &= grid.rows[best]
-        shares[best] = min(room[best], n, missing)
+        _, best, row, share = max(fit)
+        left = [(leaf, row, share) for _, leaf, row, share in fit if leaf != best]
+        common &= row
+        shares[best] = min(share, missing)
+        missing -= shares[best]
     return None if missing else Chosen(tuple(sorted(shares.items())), tuple(bits(common)[:n]))
 
 
@@ -202,12 +200,12 @@ def cable(
     fabric: Fabric, free: Occupancy, leaf: int, columns: Sequence[int]
 ) -> tuple[Link, ...]:
     """A free link of the leaf for each of the virtual spines."""
-    left = free.uplinks[leaf]
+    bundles, cables, left = fabric.bundles[leaf], fabric.cables[leaf], free.uplinks[leaf]
     links = []
     for column in columns:
-        uplink = low_bit(fabric.bundles[leaf][fabric.spine_of_column[column]] & left)
+        uplink = low_bit(bundles[fabric.spine_of_column[column]] & left)
         left ^= 1 << uplink
-        links.append(fabric.link(leaf, uplink))
+        links.append(cables[uplink])
     return tuple(links)
 
 

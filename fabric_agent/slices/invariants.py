@@ -75,7 +75,7 @@ def exists(fabric: Fabric, link: Link) -> bool:
         return False
     if fabric.optics:
         return up[link.uplink].peer == down[link.downlink].peer
-    return fabric.link(link.leaf, link.uplink) == link
+    return fabric.cables[link.leaf][link.uplink] == link
 
 
 def _holdings(fabric: Fabric, part: Slice) -> Iterator[tuple[str, object]]:

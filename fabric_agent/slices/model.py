@@ -131,10 +131,32 @@ class Fabric:
     def host_by_name(self) -> dict[str, int]:
         return {host.name: index for index, host in enumerate(self.hosts)}
 
-    def link(self, leaf: int, uplink: int) -> Link:
-        """The cabled link of an uplink."""
-        port = self.leaves[leaf].uplinks[uplink]
-        return Link(leaf, uplink, port.peer, port.peer_port)
+    @cached_property
+    def cables(self) -> tuple[tuple[Link, ...], ...]:
+        """Per leaf and uplink: the link, of a fabric that is cabled."""
+        return tuple(
+            tuple(
+                Link(leaf, uplink, port.peer, port.peer_port)
+                for uplink, port in enumerate(switch.uplinks)
+            )
+            for leaf, switch in enumerate(self.leaves)
+        )
+
+    @cached_property
+    def servers(self) -> tuple[tuple[int, ...], ...]:
+        """Per leaf: the NICs of each server as a mask of the leaf's positions."""
+        masks: tuple[dict[int, int], ...] = tuple({} for _ in self.leaves)
+        for nic in self.nics:
+            masks[nic.leaf][nic.host] = masks[nic.leaf].get(nic.host, 0) | 1 << nic.position
+        return tuple(tuple(each.values()) for each in masks)
+
+    @cached_property
+    def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Per server: (leaf, mask of positions) for each leaf that it has NICs on."""
+        masks: tuple[dict[int, int], ...] = tuple({} for _ in self.hosts)
+        for nic in self.nics:
+            masks[nic.host][nic.leaf] = masks[nic.host].get(nic.leaf, 0) | 1 << nic.position
+        return tuple(tuple(sorted(each.items())) for each in masks)
 
 
 @dataclass(frozen=True)
@@ -176,9 +198,5 @@ def low_bit(mask: int) -> int:
 
 def bits(mask: int) -> list[int]:
     """The indices of the bits that are set, lowest first."""
-    indices = []
-    while mask:
-        low = mask & -mask
-        indices.append(low.bit_length() - 1)
-        mask ^= low
-    return indices
+    # By way of text: three times as fast as taking one bit after the other.
+    return [index for index, digit in enumerate(bin(mask)[:1:-1]) if digit == "1"]

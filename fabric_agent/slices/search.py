@@ -50,19 +50,17 @@ class Grid:
 
     @staticmethod
     def of(rows: Sequence[int], width: int) -> Grid:
-        across = [0] * width
-        for leaf, row in enumerate(rows):
-            bit = 1 << leaf
-            for column in bits(row):
-                across[column] |= bit
-        return Grid(tuple(rows), tuple(across))
+        # Transposed as text, which is far quicker than bit by bit.
+        lines = [f"{row:0{width}b}" for row in reversed(rows)]
+        across = [int("".join(column), 2) for column in zip(*lines, strict=True)]
+        return Grid(tuple(rows), tuple(reversed(across)))
 
-    def core(self, leaves: int, m: int, n: int) -> Core:
-        """The (m, n) core among ``leaves``."""
+    def core(self, leaves: int, m: int, n: int, budget: Budget) -> Core:
+        """The (m, n) core among ``leaves``; nothing when the budget is spent."""
         rows = [(1 << leaf, self.rows[leaf]) for leaf in bits(leaves)]
         across = [(1 << column, mask) for column, mask in enumerate(self.across)]
         columns = (1 << len(across)) - 1
-        while True:
+        while budget.spend(len(rows) + len(across)):
             kept = [item for item in rows if (item[1] & columns).bit_count() >= n]
             if len(kept) < m:
                 return Core(0, 0)
@@ -73,6 +71,7 @@ class Grid:
             if len(upright) == len(across) and len(kept) == len(rows):
                 return Core(leaves, columns)
             rows, across, columns = kept, upright, mask_of(upright)
+        return Core(0, 0)
 
 
 def mask_of(items: Sequence[Item]) -> int:

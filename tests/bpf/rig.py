@@ -99,6 +99,7 @@ class Run:
     verdict: int
     data: bytes
     mark: int
+    priority: int
     moved: dict[str, int]
 
     @property
@@ -156,7 +157,7 @@ class Rig:
         after = _flat(self.plane.counters())
         moved = {name: after[name] - before[name] for name in after if after[name] != before[name]}
         assert ran.ctx is not None
-        return Run(ran.retval, ran.data, ran.ctx.mark, moved)
+        return Run(ran.retval, ran.data, ran.ctx.mark, ran.ctx.priority, moved)
 
     def send(self, packet: Packet, **changes: Any) -> tuple[Run, Run | None]:
         """from_pod, and if that left it to the base path what to_wire makes of it then."""

@@ -257,6 +257,20 @@ def test_ecn_arrives_from_the_outer_header(warm: Rig, outer: int, inner: int, ar
     assert_checksum_valid(run.data[14:34])
 
 
+@pytest.mark.parametrize(
+    ("tos", "priority"), [(0x00, 0), (0x08, 2), (0x10, 6), (0x18, 4), (0xB8, 4), (0xE0, 0), (0x02, 0)]
+)
+def test_priority_is_what_forwarding_sets(warm: Rig, tos: int, priority: int) -> None:
+    assert warm.run("from_pod", from_pod(udp(), tos=tos), priority=5).priority == priority
+
+
+def test_priority_is_cleared_on_the_way_into_the_pod(warm: Rig) -> None:
+    """At once where the packet goes straight in, else by the pod's queue."""
+    deadline = time.monotonic() + 5
+    while warm.run("from_wire", wrap(UDP_IN), priority=5).priority:
+        assert time.monotonic() < deadline
+
+
 @pytest.mark.parametrize("tos", [0x00, 0xB8, 0x2E])
 def test_tos_inherited_packet_by_packet(rig: Rig, tos: int) -> None:
     rig.configure(tos_inherit=True)

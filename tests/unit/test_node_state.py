@@ -163,6 +163,13 @@ def test_the_pods_of_devices_that_are_gone_are_forgotten() -> None:
     assert states.without_forgotten(host()) == host()
 
 
+def test_the_far_end_of_a_wire_is_nobodys_pod() -> None:
+    wire = replace(UPLINK_LINK, kind="veth", lower=2, lower_nsid=9)
+    state = apply(host(), Event(wire))
+    assert states.far_ends(state) == {0, 1}
+    assert states.far_ends(replace(state, addresses=frozenset())) == {0, 1, 9}
+
+
 def test_an_overrun_asks_for_everything_again() -> None:
     state = apply(host(), Overrun())
     assert state.lost
