@@ -103,8 +103,22 @@ static __noinline int pod_miss(struct __sk_buff *skb, const struct packet *p, st
 	return leave(reason);
 }
 
+/*
+ * skb_get_hash(), before there is a second header, as the tunnel device takes it.
+ * A TCP socket's packets bring theirs and change it to change the route; for others
+ * the kernel dissects each packet of the flow anew, with the same result.
+ */
+static __always_inline __u32 flow_hash(struct __sk_buff *skb, struct half *half)
+{
+	if (skb->hash)
+		return skb->hash;
+	if (!half->hash)
+		half->hash = bpf_get_hash_recalc(skb);
+	return half->hash;
+}
+
 static __always_inline int push(struct __sk_buff *skb, const struct config *cfg,
-				const struct path *path, const struct packet *p, __u8 hops,
+				const struct path *path, const struct packet *p, struct half *half,
 				struct counters *count)
 {
 	struct {
@@ -120,9 +134,8 @@ static __always_inline int push(struct __sk_buff *skb, const struct config *cfg,
 	for (__u32 i = 0; i < sizeof(struct vxlan4) / 8; i++)
 		h.word[i] = path->header.word[i];
 	h.inner = p->ip;
-	ip4_lose_hops(&h.inner, hops);
-	/* The hash before there is a second header: the tunnel device takes it then, too. */
-	hash = bpf_get_hash_recalc(skb);
+	ip4_lose_hops(&h.inner, half->hops);
+	hash = flow_hash(skb, half);
 	tunnel_complete(&h.outer, cfg, &h.inner, p->length, path->sum, hash,
 			hash + count->hits.from_pod);
 
@@ -133,7 +146,7 @@ static __always_inline int push(struct __sk_buff *skb, const struct config *cfg,
 		count->dropped.unfinished++;
 		return TC_ACT_SHOT;
 	}
-	if (hops) /* it has been forwarded */
+	if (half->hops) /* it has been forwarded */
 		skb->priority = ip4_priority(p->ip.tos);
 	count->hits.from_pod++;
 	return bpf_redirect(uplink, 0);
@@ -213,7 +226,7 @@ int from_pod(struct __sk_buff *skb)
 	reason = pod_unfit(skb, cfg, &p, flow, now, count, &path);
 	if (reason)
 		return pod_miss(skb, &p, &flow->out, count, reason);
-	return push(skb, cfg, path, &p, flow->out.hops, count);
+	return push(skb, cfg, path, &p, &flow->out, count);
 }
 
 /* ---- wire to pod ------------------------------------------------------- */

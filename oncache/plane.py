@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from oncache.core.errors import ConfigError, LayoutError, NotLoadedError, Oncach
 
 OBJECT = Path(__file__).parent / "bpf" / "oncache.bpf.o"
 Address = IPv4Address | IPv6Address
+_Columns = tuple[Any, ...]
 
 _MAPS = "maps-"  # followed by the hash of their layout: another layout is another directory
 _LINKS = "links"  # one name for each hook and device: the link, or a directory where filters serve
@@ -97,7 +99,6 @@ class HalfRow(NamedTuple):
 
     state: str
     reason: str
-    age_seconds: float
     pod: int
     path: int
     generation: int
@@ -105,6 +106,7 @@ class HalfRow(NamedTuple):
     path_generation: int
     hops: int
     peer: str
+    age_seconds: float
 
 
 class FlowRow(NamedTuple):
@@ -475,8 +477,12 @@ class Plane:
 
     def flows(self) -> Iterator[FlowRow]:
         """The filter cache, in no order."""
-        row = self._row_maker()
-        return (row(key, flow) for key, flow in self._flows.items())
+        return starmap(self._row_maker(), self._flows.columns(_KEY_COLUMNS, _FLOW_COLUMNS))
+
+    def flow_count(self) -> int:
+        """How many entries the filter cache holds."""
+        count: int = self._flows.count()
+        return count
 
     def explain(
         self, protocol: str, source: Address, sport: int, destination: Address, dport: int
@@ -502,7 +508,10 @@ class Plane:
         flow = self._flows.lookup(key)
         if flow is None:
             return Explanation(False, "miss", ("no entry: no packet was learned, or evicted",))
-        row = self._row_maker()(key, flow)
+        row = self._row_maker()(
+            maps.columns(type(key), _KEY_COLUMNS).unpack(bytes(key)),
+            maps.columns(type(flow), _FLOW_COLUMNS).unpack(bytes(flow)),
+        )
         half = row.egress if outward else row.ingress
         return Explanation(not half.reason, half.reason, _details(half, outward))
 
@@ -520,48 +529,72 @@ class Plane:
         key.protocol = _PROTOCOLS[protocol]
         return key
 
-    def _row_maker(self) -> Callable[[Any, Any], FlowRow]:
-        """A function from one entry to its row; what all rows need is read once."""
+    def _row_maker(self) -> Callable[[_Columns, _Columns], FlowRow]:
+        """A function from the columns of one entry to its row; what rows share is worked out once.
+
+        Entries differ in little but age: most halves are found among those already described.
+        """
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        config = self._config
-        generation, lease, down = config.generation, config.lease, self._down()
+        lease, describe, show = self._config.lease, self._half_describer(), _addresses()
+        described: dict[_Columns, _Columns] = {}
+
+        def half(part: _Columns, closed: int, outward: bool) -> HalfRow:
+            pod, path, learned, generation, sent, left, seen, ready, hops, peer = part
+            age = now - learned
+            facts = (
+                *(pod, path, generation, seen, ready, hops, peer),
+                *(closed, age > lease, sent == left, outward),
+            )
+            shared = described.get(facts)
+            if shared is None:
+                shared = described[facts] = describe(*facts)
+            return HalfRow._make((*shared, age // 1_000_000 / 1000 if seen else 0.0))
+
+        def row(key: _Columns, flow: _Columns) -> FlowRow:
+            local, remote, local_port, remote_port, protocol = key
+            closed = flow[-2] or flow[-1]
+            return FlowRow._make(
+                (
+                    _PROTOCOL_NAMES.get(protocol) or str(protocol),
+                    show(local),
+                    local_port,
+                    show(remote),
+                    remote_port,
+                    bool(closed),
+                    half(flow[:_HALF], closed, True),
+                    half(flow[_HALF:-2], closed, False),
+                )
+            )
+
+        return row
+
+    def _half_describer(self) -> Callable[..., _Columns]:
+        """All of a HalfRow but its age, from the columns of a half and what was made of them."""
+        current_generation, down = self._config.generation, self._down()
         pods = [pod.generation for pod in self._pods]
         paths = [state.generation for state in self._states]
         show = _addresses()
 
-        def half(part: Any, closed: int, outward: bool) -> HalfRow:
-            pod, path = part.pod, part.path
-            age = now - part.learned
-            current = part.generation == generation and pods[pod & _INDEX] == pod >> 32
+        def describe(
+            pod: int, path: int, generation: int, seen: int, ready: int, hops: int, peer: bytes,
+            closed: int, due: bool, settled: bool, outward: bool,
+        ) -> _Columns:  # fmt: skip
+            current = generation == current_generation and pods[pod & _INDEX] == pod >> 32
             if outward:
                 current = current and paths[path & _INDEX] == path >> 32
-            return HalfRow(
-                "ready" if part.ready else "seen" if part.seen else "empty",
-                down or _unfit(part, closed, current, age > lease),
-                round(age / 1e9, 3) if part.seen else 0.0,
+            return (
+                "ready" if ready else "seen" if seen else "empty",
+                down or _unfit(closed, ready, current, due, settled),
                 pod & _INDEX,
                 path & _INDEX,
-                part.generation,
+                generation,
                 pod >> 32,
                 path >> 32,
-                part.hops,
-                "" if outward or not part.seen else show(bytes(part.peer)),
+                hops,
+                "" if outward or not seen else show(peer),
             )
 
-        def row(key: Any, flow: Any) -> FlowRow:
-            closed = flow.closed or flow.reset
-            return FlowRow(
-                _PROTOCOL_NAMES.get(key.protocol, str(key.protocol)),
-                show(bytes(key.local)),
-                key.local_port,
-                show(bytes(key.remote)),
-                key.remote_port,
-                bool(closed),
-                half(flow.out, closed, True),
-                half(getattr(flow, "in"), closed, False),
-            )
-
-        return row
+        return describe
 
 
 _PROTOCOLS = {"tcp": 6, "udp": 17, "icmp": 1}
@@ -579,17 +612,31 @@ _TYPED = (
 )
 
 
-def _unfit(part: Any, closed: int, current: bool, due: bool) -> str:
+# What of an entry goes into its row: the key, then both halves and the flags of both.
+_KEY_COLUMNS = ("local", "remote", "local_port", "remote_port", "protocol")
+_HALF_COLUMNS = (
+    *("pod", "path", "learned", "generation", "sent", "left"),
+    *("seen", "ready", "hops", "peer"),
+)
+_HALF = len(_HALF_COLUMNS)
+_FLOW_COLUMNS = (
+    *(f"out.{name}" for name in _HALF_COLUMNS),
+    *(f"in.{name}" for name in _HALF_COLUMNS),
+    *("closed", "reset"),
+)
+
+
+def _unfit(closed: int, ready: int, current: bool, due: bool, settled: bool) -> str:
     """half_unfit() of bpf/oncache.bpf.c: the counter that the next packet moves, "" if a hit."""
     if closed:
         return "closed"
-    if not part.ready:
+    if not ready:
         return "unconfirmed"
     if not current:
         return "stale"
     if due:
         return "lease"
-    return "order" if part.sent != part.left else ""
+    return "" if settled else "order"
 
 
 def _details(half: HalfRow, outward: bool) -> tuple[str, ...]:

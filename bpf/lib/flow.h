@@ -38,10 +38,10 @@ struct half {
 	__u8 seen; /* delivered by the base path in this direction */
 	__u8 ready; /* ... and in the other one too */
 	__u8 hops; /* TTL that the base path takes */
-	__u8 pad1;
+	__u8 pad;
 	__u8 to_mac[6]; /* as the first hook saw it; others take the base path */
 	__u8 from_mac[6]; /* way in: source MAC to write */
-	__u8 pad2[4];
+	__u32 hash; /* way out: the kernel's flow hash, once it was needed */
 	struct address peer; /* way in: outer source */
 };
 

@@ -79,18 +79,20 @@ class Quoted(dict[str | None, str]):
         return quoted
 
 
-def template(keys: Iterable[str]) -> str:
-    return "{" + ", ".join(f'"{key}": %s' for key in keys) + "}"
+class HalfHeads(dict[tuple[Any, ...], str]):
+    """All of a HalfRow but its age -> JSON text up to there; few are different."""
+
+    def __missing__(self, shared: tuple[Any, ...]) -> str:
+        whole = json.dumps(half_row(HalfRow._make((*shared, 0.0))))
+        self[shared] = head = whole.removesuffix("0.0}")
+        return head
 
 
 def filter_json(flows: Iterable[FlowRow], devices: Mapping[int, str]) -> str:
-    """What json.dumps says of all `flow_row`s, by templates: a full cache in under a second."""
-    quoted, whole, part = Quoted(), template(FLOW_KEYS), template(HALF_KEYS)
-    flag = ("false", "true")
-
-    def half(h: HalfRow) -> str:
-        state, reason, *numbers, peer = h
-        return part % (flag[not reason], quoted[state], quoted[reason], *numbers, quoted[peer])
+    """What json.dumps says of all `flow_row`s, put together from pieces: a full cache of 65,536
+    flows in under a second."""
+    quoted, heads = Quoted(), HalfHeads()
+    whole = "{" + ", ".join(f'"{key}": %s' for key in FLOW_KEYS) + "}"
 
     def row(flow: FlowRow) -> str:
         protocol, local, local_port, remote, remote_port, closed, egress, ingress = flow
@@ -100,9 +102,9 @@ def filter_json(flows: Iterable[FlowRow], devices: Mapping[int, str]) -> str:
             local_port,
             quoted[remote],
             remote_port,
-            flag[closed],
-            half(egress),
-            half(ingress),
+            "true" if closed else "false",
+            f"{heads[egress[:-1]]}{egress[-1]}}}",
+            f"{heads[ingress[:-1]]}{ingress[-1]}}}",
             quoted[device_of(flow, devices)],
         )
 

@@ -23,8 +23,8 @@ COUNTERS: dict[str, Any] = {
 }
 NOTHING: dict[str, Any] = {"hits": {"local": 0}, "base_path": {}, "dropped": {}, "learned": 0}
 
-READY = HalfRow("ready", "", 1.5, 3, 7, 1, 2, 3, 2, "")
-EMPTY = HalfRow("empty", "unconfirmed", 0.0, 0, 0, 0, 0, 0, 0, "")
+READY = HalfRow("ready", "", 3, 7, 1, 2, 3, 2, "", 1.5)
+EMPTY = HalfRow("empty", "unconfirmed", 0, 0, 0, 0, 0, 0, "", 0.0)
 FLOW = FlowRow("tcp", "10.1.0.11", 4000, "10.2.0.11", 80, False, READY, EMPTY)
 PATH = PathRow(
     index=7,
