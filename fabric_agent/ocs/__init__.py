@@ -4,6 +4,6 @@
     jobs -> demand -> plan(lit, demand) -> verify -> stages -> apply(devices)
 
 Words: a *port* is a transceiver of a spine; a *link* a bidirectional pair of ports; a *circuit* one
-A-to-B cross-connect of an optical switch, two per link; a *drain unit* is all links between two pods
-at one spine index.
+A-to-B cross-connect of an optical switch, two per link; a *drain unit* is all links between two
+pods at one spine index.
 """

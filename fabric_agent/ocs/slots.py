@@ -134,21 +134,16 @@ class Slots:
     def force(self, a: int, b: int) -> bool:
         """Place a link whatever has to move, pinned links excepted.
 
-        Never fails for pods with a free slot each when no port is dead and nothing is pinned: by
-        reversing a path one end has a free out slot and the other a free in slot (otherwise all
-        pods that reach it by arcs would be full inwards but not outwards), and two pairs then
-        exchange an alternating path (König).
+        Never fails for pods with a free slot each when no port is dead and nothing is pinned. If
+        both have free slots of one kind only, reversing a path of arcs gives one of them the other
+        kind (without a path, the pods reached would be full one way but not the other), and then
+        two pairs exchange an alternating path (König).
         """
         mark = self.mark()
-        for tail, head in ((a, b), (b, a)):
-            if not self.free_out[tail]:
-                continue
-            path = self._path_to_free_in(head)
-            if path is None:
-                continue
+        for tail, head, path in self._orientations(a, b):
             for arc in path:
                 self.take(*arc)
-            # The reversed arc nearest to a free slot first: each frees what the next one needs.
+            # From the far end: each reversed arc frees what the next one needs.
             arcs = [(y, x) for _, x, y in reversed(path)] + [(tail, head)]
             if all(self._alternate(x, y) for x, y in arcs):
                 return True
@@ -156,24 +151,35 @@ class Slots:
         return False
 
     def orientable(self, a: int, b: int) -> bool:
-        """Is there a free out slot at one end, and a way to a free in slot at the other?"""
-        return any(
-            self.free_out[tail] and self._path_to_free_in(head) is not None
-            for tail, head in ((a, b), (b, a))
-        )
+        """Can one end get a free out slot and the other a free in slot?"""
+        return next(self._orientations(a, b), None) is not None
 
-    def _path_to_free_in(self, pod: int) -> list[Arc] | None:
-        """Arcs x -> ... -> pod, nearest to `pod` first, from a pod with a free in slot."""
-        origin: dict[int, Arc | None] = {pod: None}
+    def _orientations(self, a: int, b: int) -> Iterator[tuple[int, int, list[Arc]]]:
+        """(tail, head, arcs to reverse, nearest first): then tail has an out, head an in slot."""
+        for tail, head in ((a, b), (b, a)):
+            if (
+                self.free_out[tail]
+                and (path := self._path(head, self.into, self.free_in)) is not None
+            ):
+                yield tail, head, path
+            elif self.free_in[head] and (path := self._path(tail, self.out, self.free_out)):
+                yield tail, head, path
+
+    def _path(
+        self, pod: int, beside: Sequence[Sequence[int]], free: Sequence[int]
+    ) -> list[Arc] | None:
+        """Arcs, nearest to `pod` first, that lead to a pod with a `free` slot."""
+        origin: dict[int, tuple[Arc, int] | None] = {pod: None}
         queue = deque([pod])
         while queue:
             here = queue.popleft()
-            if self.free_in[here]:
+            if free[here]:
                 return _unwind(origin, here)
             for pair in range(self.pairs):
-                x = self.into[pair][here]
-                if x != DARK and x not in origin and self.weight(pair, x, here) < NEVER:
-                    origin[x] = (pair, x, here)
+                x = beside[pair][here]
+                arc = (pair, x, here) if beside is self.into else (pair, here, x)
+                if x != DARK and x not in origin and self.weight(*arc) < NEVER:
+                    origin[x] = (arc, here)
                     queue.append(x)
         return None
 
@@ -217,9 +223,9 @@ class Slots:
             here = y
 
 
-def _unwind(origin: Mapping[int, Arc | None], here: int) -> list[Arc]:
+def _unwind(origin: Mapping[int, tuple[Arc, int] | None], here: int) -> list[Arc]:
     path = []
-    while (arc := origin[here]) is not None:
-        path.append(arc)
-        here = arc[2]
+    while (step := origin[here]) is not None:
+        path.append(step[0])
+        here = step[1]
     return path[::-1]

@@ -1,0 +1,644 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real traffic between pods of two hosts with running agents: fast, and as the base path had it.
+
+Fast is what the counters of both hosts say; right is what arrives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scapy.layers.inet import IP, TCP, UDP
+from scapy.layers.l2 import Ether
+
+from netns_tests.lab import (
+    Capture,
+    Direction,
+    Frame,
+    Host,
+    Lab,
+    Namespace,
+    Offload,
+    Pod,
+    Shape,
+    ping,
+    processes,
+    services,
+    set_offload,
+    sockets,
+    until,
+)
+from netns_tests.nodes import (
+    FAST,
+    IN,
+    LONG_LEASE,
+    OUT,
+    SECONDS,
+    Meter,
+    Node,
+    Nodes,
+    accelerated,
+    only_fast,
+    warm,
+)
+from oncache.core import attach, libbpf
+from oncache.plane import Plane
+
+HOPS_LEFT = 62  # of a TTL of 64: one hop on each host
+DENIED = 8081
+ROUNDS = 30
+SIZES = (1, 2, 17, 512, 1398)  # of a payload; the last one fills the tunnel's MTU with TCP options
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A cluster: how pods hang on their hosts, kube-proxy's rules or none, offloads or none."""
+
+    shape: Shape
+    policy: bool
+    offload: bool
+
+    def __str__(self) -> str:
+        policy = "policy" if self.policy else "no-policy"
+        return f"{self.shape}-{policy}-tx-{'on' if self.offload else 'off'}"
+
+
+VARIANTS = [
+    Variant(Shape.BRIDGE, policy=True, offload=True),
+    Variant(Shape.BRIDGE, policy=False, offload=False),
+    Variant(Shape.ROUTED, policy=True, offload=False),
+    Variant(Shape.ROUTED, policy=False, offload=True),
+]
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=str)
+def variant(request: pytest.FixtureRequest) -> Variant:
+    chosen: Variant = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def nodes(variant: Variant) -> Iterator[Nodes]:
+    with Lab() as lab:
+        hosts = lab.pair(shape=variant.shape)
+        for host in hosts:
+            if variant.policy:
+                services.policy(host, deny=(DENIED,))
+            if not variant.offload:
+                set_offload(host, host.uplink, Offload.TX, False)
+        with accelerated(hosts, lease_seconds=LONG_LEASE) as running:
+            yield running
+
+
+# ------------------------------------------------------------------------------------- what arrived
+
+
+def received(capture: Capture) -> list[Frame]:
+    return capture.packets(lambda frame: frame.direction is Direction.HOST)
+
+
+def assert_sound(frames: list[Frame], pod: Pod, *, finished: bool) -> list[IP]:
+    """Frames as the base path delivers them; their IP packets. `finished`: no device was left to
+    complete a checksum."""
+    packets = []
+    for frame in frames:
+        ether = Ether(frame.data)
+        assert ether.dst == pod.mac
+        if IP not in ether:
+            continue
+        packet = ether[IP]
+        assert packet.ttl == HOPS_LEFT
+        assert len(packet) == packet.len == len(frame.data) - 14
+        assert sockets.checksum(bytes(packet)[:20]) == 0
+        assert frame.checksum_ready or not finished
+        if frame.checksum_ready:
+            assert transport_sum(packet) == 0
+        packets.append(packet)
+    return packets
+
+
+def transport_sum(packet: IP) -> int:
+    """0 if the TCP, UDP or ICMP checksum of a whole packet is right, or absent as UDP's may be."""
+    payload = bytes(packet)[packet.ihl * 4 :]
+    if packet.proto == socket.IPPROTO_ICMP:
+        return sockets.checksum(payload)
+    if packet.proto == socket.IPPROTO_UDP and payload[6:8] == b"\0\0":
+        return 0
+    ends = socket.inet_aton(packet.src) + socket.inet_aton(packet.dst)
+    return sockets.checksum(ends + struct.pack("!HH", packet.proto, len(payload)) + payload)
+
+
+@contextlib.contextmanager
+def watched(nodes: Nodes, *, finished: bool) -> Iterator[tuple[list[IP], list[IP]]]:
+    """What each pod receives in the block, checked at its end."""
+    seen: tuple[list[IP], list[IP]] = ([], [])
+    with contextlib.ExitStack() as stack:
+        captures = [stack.enter_context(Capture(n.pod, n.pod.device)) for n in nodes]
+        yield seen
+        for node, capture, packets in zip(nodes, captures, seen, strict=True):
+            packets.extend(assert_sound(received(capture), node.pod, finished=finished))
+
+
+# --------------------------------------------------------------------------------------------- fast
+
+
+def test_pings_are_fast(nodes: Nodes, variant: Variant) -> None:
+    """Echo requests from either side, answered by the other side's kernel."""
+    for near, far in (nodes, nodes[::-1]):
+        with watched(nodes, finished=not variant.offload) as arrived:
+            meters = near.meter(), far.meter()
+            answers = [ping(near.pod, far.pod.address, ROUNDS, size=n) for n in (8, 56, 1422)]
+        assert [answer.lost for answer in answers] == [0, 0, 0]
+        assert {ttl for answer in answers for ttl in answer.ttls} == {HOPS_LEFT}
+        for meter in meters:
+            moved = meter.moved()
+            # Each ping is a flow of its own and teaches before it is fast.
+            assert moved[OUT] > 3 * (ROUNDS - 5)
+            assert moved[IN] > 3 * (ROUNDS - 5)
+        assert sorted({p.len for packets in arrived for p in packets}) == [36, 84, 1450]
+
+
+def datagrams(near: Pod, far: Pod) -> tuple[Callable[[bytes], None], Callable[[], None]]:
+    """A UDP flow: a function that sends a payload there and back, and one that ends the flow."""
+    here, there = sockets.udp(near), sockets.udp(far)
+    here.connect((str(far.address), there.getsockname()[1]))
+    there.connect((str(near.address), here.getsockname()[1]))
+
+    def exchange(data: bytes = b"x") -> None:
+        for sender, receiver in ((here, there), (there, here)):
+            sender.send(data)
+            assert receiver.recv(1 << 16) == data
+
+    def end() -> None:
+        here.close()
+        there.close()
+
+    return exchange, end
+
+
+def test_a_udp_flow_is_fast(nodes: Nodes, variant: Variant) -> None:
+    exchange, end = datagrams(nodes[0].pod, nodes[1].pod)
+    warm(nodes, lambda: exchange(b"warm"))
+    payloads = [os.urandom(size) for size in (*SIZES, 1422) for _ in range(5)]
+    with watched(nodes, finished=not variant.offload) as arrived:
+        meters = [node.meter() for node in nodes]
+        for payload in payloads:
+            exchange(payload)
+        assert [meter.moved() for meter in meters] == [{OUT: 30, IN: 30}] * 2
+    for packets in arrived:
+        assert [bytes(packet[UDP].payload) for packet in packets] == payloads
+    end()
+
+
+def test_a_tcp_connection_is_fast(nodes: Nodes, variant: Variant) -> None:
+    near, far = sockets.connection(nodes[0].pod, nodes[1].pod, nodes[1].pod.address)
+    warm(nodes, lambda: sockets.exchange(near, far))
+    payloads = [os.urandom(size) for size in SIZES for _ in range(6)]
+    with watched(nodes, finished=not variant.offload) as arrived:
+        meters = [node.meter() for node in nodes]
+        for payload in payloads:
+            sockets.exchange(near, far, payload)
+        for meter in meters:
+            moved = meter.moved()
+            assert moved.keys() == FAST
+            assert min(moved.values()) >= len(payloads)
+    for packets in arrived:
+        data = b"".join(bytes(packet[TCP].payload) for packet in packets)
+        assert data == b"".join(payloads)
+    assert (retransmitted(near), retransmitted(far)) == (0, 0)
+    near.close()
+    far.close()
+
+
+def test_bulk_is_fast_and_whole(nodes: Nodes) -> None:
+    """Writes of 64 kB, that travel as segments larger than any MTU where devices allow it."""
+    near, far = sockets.connection(nodes[0].pod, nodes[1].pod, nodes[1].pod.address)
+    warm(nodes, lambda: sockets.exchange(near, far))
+    meters = [node.meter() for node in nodes]
+    for _ in range(8):
+        sockets.exchange(near, far, os.urandom(1 << 16))
+    assert [meter.moved().keys() for meter in meters] == [FAST, FAST]
+    assert (retransmitted(near), retransmitted(far)) == (0, 0)
+    near.close()
+    far.close()
+
+
+def test_the_end_of_a_connection_takes_the_base_path(nodes: Nodes) -> None:
+    near, far = sockets.connection(nodes[0].pod, nodes[1].pod, nodes[1].pod.address)
+    warm(nodes, lambda: sockets.exchange(near, far))
+    near.shutdown(socket.SHUT_WR)
+    assert far.recv(1) == b""
+    meters = [node.meter() for node in nodes]
+    for number in range(10):
+        far.sendall(bytes([number]))
+        assert near.recv(1) == bytes([number])
+    moved = [meter.moved() for meter in meters]
+    assert not any(FAST & counters.keys() for counters in moved)
+    assert all(counters["base_path.closed"] >= 10 for counters in moved)
+    far.close()
+    near.close()
+
+
+def test_a_denied_port_is_never_fast(nodes: Nodes, variant: Variant) -> None:
+    if not variant.policy:
+        pytest.skip("nothing is denied in this variant")
+    near, far = (node.pod for node in nodes)
+    exchange, end = datagrams(near, far)
+    warm(nodes, exchange)
+    with sockets.udp(far, DENIED) as closed, sockets.listener(far, DENIED), sockets.udp(near) as s:
+        meters = [node.meter() for node in nodes]
+        with Capture(far, far.device) as capture:
+            for number in range(20):
+                s.sendto(bytes([number]), (str(far.address), DENIED))
+                closed.sendto(bytes([number]), (str(near.address), s.getsockname()[1]))
+            refused = near.socket(socket.AF_INET, socket.SOCK_STREAM)
+            refused.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                refused.connect((str(far.address), DENIED))
+            refused.close()
+            moved = [meter.moved() for meter in meters]
+            assert not any(FAST & counters.keys() for counters in moved)
+            exchange()
+            ports = {Ether(frame.data)[UDP].dport for frame in received(capture)}
+        assert DENIED not in ports
+    end()
+
+
+# ----------------------------------------------------------------------------------- and conntrack
+
+
+def invalid(host: Host) -> int:
+    """Packets that the policy dropped as INVALID."""
+    rules = json.loads(host.command(["nft", "-j", "list", "table", "ip", "lab_policy"]).stdout)
+    first = next(each["rule"] for each in rules["nftables"] if "rule" in each)
+    return sum(e["counter"]["packets"] for e in first["expr"] if "counter" in e)
+
+
+@pytest.mark.parametrize("way", ["evicted", "flushed"])
+def test_a_warm_connection_outlives_its_entry(nodes: Nodes, variant: Variant, way: str) -> None:
+    """Back on the base path after megabytes that conntrack never saw, it is not INVALID."""
+    near, far = sockets.connection(nodes[0].pod, nodes[1].pod, nodes[1].pod.address)
+    warm(nodes, lambda: sockets.exchange(near, far))
+    for _ in range(32):
+        sockets.exchange(near, far, bytes(1 << 16))
+    for node in nodes:
+        if way == "evicted":
+            assert node.evict() > 0
+        else:
+            oncache(node, "flush")
+    meters = [node.meter() for node in nodes]
+    sockets.exchange(near, far)
+    assert all(meter.moved().keys() - FAST for meter in meters)
+    warm(nodes, lambda: sockets.exchange(near, far))
+    assert (retransmitted(near), retransmitted(far)) == (0, 0)
+    if variant.policy:
+        assert [invalid(node.host) for node in nodes] == [0, 0]
+    near.close()
+    far.close()
+
+
+def retransmitted(connection: socket.socket) -> int:
+    """Segments that this end has sent again (tcpi_total_retrans of struct tcp_info)."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    (count,) = struct.unpack_from("=I", info, 100)
+    return int(count)
+
+
+def oncache(node: Node, *arguments: str) -> None:
+    command = processes.python("oncache.cli", *arguments, "-c", str(node.agent.config_path))
+    node.host.command(command)
+
+
+# ---------------------------------------------------------------------------- an agent that is gone
+
+
+class Flow:
+    """Numbered datagrams at a steady rate in a thread, each sent back by another, until `stop`."""
+
+    def __init__(self, near: Pod, far: Pod, rate: int = 2000) -> None:
+        self.sent = 0
+        self.there: list[int] = []
+        self.back: list[int] = []
+        self._rate = rate
+        self._ended = threading.Event()
+        self._here, self._far = sockets.udp(near), sockets.udp(far)
+        for each in (self._here, self._far):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUFFORCE, 8 << 20)
+        self._here.connect((str(far.address), self._far.getsockname()[1]))
+        self._far.connect((str(near.address), self._here.getsockname()[1]))
+        self._threads = [
+            threading.Thread(target=run) for run in (self._echo, self._collect, self._send)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _send(self) -> None:
+        start = time.monotonic()
+        while not self._ended.is_set():
+            due = start + self.sent / self._rate
+            self._ended.wait(max(0.0, due - time.monotonic()))
+            self._here.send(self.sent.to_bytes(8))
+            self.sent += 1
+        self._here.send(b"")
+
+    def _echo(self) -> None:
+        while data := self._far.recv(100):
+            self.there.append(int.from_bytes(data))
+            self._far.send(data)
+        self._far.send(b"")
+
+    def _collect(self) -> None:
+        while data := self._here.recv(100):
+            self.back.append(int.from_bytes(data))
+
+    def stop(self) -> None:
+        """Stop sending, wait until the last datagram is back."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+        self._here.close()
+        self._far.close()
+
+    def assert_whole(self) -> None:
+        """Nothing lost, nothing twice, nothing out of turn."""
+        assert self.there == list(range(self.sent))
+        assert self.back == list(range(self.sent))
+
+
+@contextlib.contextmanager
+def flow(near: Pod, far: Pod) -> Iterator[Flow]:
+    running = Flow(near, far)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def fast_again(node: Node) -> bool:
+    """Both directions hit on this node within a moment, and nothing misses."""
+    meter = node.meter()
+    until(lambda: sum(meter.moved().values()) > 20, SECONDS, "traffic")
+    return meter.moved().keys() == FAST
+
+
+def no_longer_fast(node: Node) -> bool:
+    meter = node.meter()
+    until(lambda: sum(meter.moved().values()) > 20, SECONDS, "traffic")
+    return meter.moved().keys() == {"base_path.deadline"}
+
+
+def links(node: Node) -> set[int]:
+    """The identities of the tcx links on a host's devices; a link that is replaced is another."""
+    kinds = (libbpf.AttachType.TCX_INGRESS, libbpf.AttachType.TCX_EGRESS)
+    devices = node.host.run(socket.if_nameindex)
+    return {
+        link
+        for index, _ in devices
+        for kind in kinds
+        for _, link in node.host.run(libbpf.tcx_query, index, kind)
+    }
+
+
+@pytest.mark.parametrize("shape", list(Shape))
+def test_a_killed_agent_loses_no_packet(hosts: tuple[Host, Host]) -> None:
+    """SIGKILL under traffic: fast until the deadline, then base path, then the next agent."""
+    for host in hosts:
+        services.policy(host)
+    with accelerated(hosts, deadline_seconds=1.0, lease_seconds=LONG_LEASE) as nodes:
+        near, far = (node.pod for node in nodes)
+        here, there = sockets.connection(near, far, far.address)
+        with flow(near, far) as numbered:
+
+            def meanwhile(question: Callable[[Node], bool], what: str) -> None:
+                def answer() -> bool:
+                    sockets.exchange(here, there, bytes(1000))
+                    return all([question(node) for node in nodes])
+
+                until(answer, SECONDS, what)
+
+            meanwhile(fast_again, "fast")
+            before = [links(node) for node in nodes]
+            for node in nodes:
+                node.agent.kill()
+            assert all(fast_again(node) for node in nodes)
+            meanwhile(no_longer_fast, "the dead-man switch")
+            for node in nodes:
+                node.agent.start()
+            meanwhile(fast_again, "fast again")
+            assert [links(node) for node in nodes] == before
+        numbered.assert_whole()
+        assert (retransmitted(here), retransmitted(there)) == (0, 0)
+        assert [invalid(host) for host in hosts] == [0, 0]
+
+
+# -------------------------------------------------------------------------------------------- leave
+
+
+VOLATILE = ("nf_conntrack_count",)
+
+
+def settings() -> dict[str, str]:
+    """Every network sysctl of the calling thread's namespace that can be read."""
+    found = {}
+    for path in Path("/proc/sys/net").rglob("*"):
+        if path.is_file() and path.name not in VOLATILE:
+            with contextlib.suppress(OSError):
+                found[str(path)] = path.read_text()
+    return found
+
+
+def chains() -> dict[str, list[str]]:
+    """The programs on every device of the calling thread's namespace, by device and direction."""
+    return {
+        f"{name} {direction}": [program.name for program in attach.attached(index, direction)]
+        for index, name in socket.if_nameindex()
+        for direction in attach.Direction
+    }
+
+
+def dump(host: Host) -> dict[str, Any]:
+    """Everything an agent could leave behind on a host."""
+
+    def said(*command: str) -> str:
+        return host.command(command).stdout
+
+    return {
+        "links": said("ip", "link", "show"),
+        "addresses": [line for line in said("ip", "addr", "show").splitlines() if "inet" in line],
+        "qdiscs": said("tc", "qdisc", "show"),
+        "programs": host.run(chains),
+        "settings": host.run(settings),
+        "rules": said("nft", "--stateless", "list", "ruleset"),
+        "routes": said("ip", "route", "show", "table", "all"),
+        "routing rules": said("ip", "rule", "show"),
+        "pins": sorted(str(path) for path in host.bpf_dir.parent.rglob(f"{host.label}*")),
+    }
+
+
+def by_command(node: Node) -> None:
+    oncache(node, "detach")
+    assert node.agent.stop() == 0
+
+
+def by_its_end(node: Node) -> None:
+    assert node.agent.stop() == 0
+
+
+def by_command_after_its_death(node: Node) -> None:
+    node.agent.kill()
+    oncache(node, "detach")
+
+
+class Talk:
+    """Exchanges over a connection in a thread, from construction to `stop`."""
+
+    def __init__(self, near: socket.socket, far: socket.socket, size: int) -> None:
+        self._ends = near, far
+        self._data = os.urandom(size)
+        self._ended = threading.Event()
+        self._failure: list[Exception] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                sockets.exchange(*self._ends, self._data)
+        except Exception as error:
+            self._failure.append(error)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        assert self._failure == []
+
+
+@pytest.mark.parametrize("shape", list(Shape))
+@pytest.mark.parametrize("leave", [by_command, by_its_end, by_command_after_its_death])
+def test_detach_leaves_connections_and_nothing_else(
+    hosts: tuple[Host, Host], leave: Callable[[Node], None]
+) -> None:
+    for host in hosts:
+        services.policy(host)
+    exit_option = ("--detach-on-exit",) if leave is by_its_end else ()
+    before = [dump(host) for host in hosts]
+    with accelerated(hosts, options=exit_option, lease_seconds=LONG_LEASE) as nodes:
+        assert [dump(host) for host in hosts] != before
+        near, far = (node.pod for node in nodes)
+        pairs = [sockets.connection(near, far, far.address) for _ in range(3)]
+        for pair in pairs:
+            warm(nodes, lambda pair=pair: sockets.exchange(*pair))  # type: ignore[misc]
+            sockets.exchange(*pair, bytes(4 << 20))
+        talks = [Talk(*pairs[1], size=100), Talk(*pairs[2], size=60_000)]
+        for node in nodes:
+            leave(node)
+        for talk in talks:
+            talk.stop()
+        assert [dump(host) for host in hosts] == before
+        for pair in pairs:
+            for _ in range(16):
+                sockets.exchange(*pair, os.urandom(5000))
+        assert (retransmitted(pairs[0][0]), retransmitted(pairs[0][1])) == (0, 0)
+        assert [host.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal") for host in hosts] == [
+            "0",
+            "0",
+        ]
+        assert [invalid(host) for host in hosts] == [0, 0]
+        for near_end, far_end in pairs:
+            near_end.shutdown(socket.SHUT_WR)
+            assert far_end.recv(1) == b""
+            far_end.sendall(b"the end")
+            assert near_end.recv(7, socket.MSG_WAITALL) == b"the end"
+
+
+# ----------------------------------------------------------------------------- pods that come and go
+
+
+def again(host: Host, label: str, number: int) -> Pod:
+    """A pod with a number, and so an address and MAC, that another one had."""
+    assert host.overlay is not None
+    made = Pod(host, label, number, host.overlay)
+    host.pods[label] = made
+    return made
+
+
+@pytest.mark.parametrize("shape", list(Shape))
+def test_pods_that_come_and_go_are_followed(hosts: tuple[Host, Host]) -> None:
+    one, other = hosts
+    with accelerated(hosts, lease_seconds=LONG_LEASE) as nodes:
+        old, near = other.pods["p1"], one.pods["p1"]
+        number = int(str(old.address).rpartition(".")[2])
+        exchange, end = datagrams(near, old)
+        warm(nodes, exchange)
+        end()
+        old.delete(abrupt=True)
+        new = again(other, "p1", number)
+        assert new.address == old.address
+        exchange, end = datagrams(near, new)
+        ping(new, near.address, 1)
+        warm(nodes, exchange)
+        with Capture(new, new.device) as capture:
+            exchange(b"for the new one")
+            frames = received(capture)
+        assert [Ether(frame.data).dst for frame in frames] == [new.mac]
+        end()
+        late = one.pod("late")
+        exchange, end = datagrams(late, new)
+        warm(nodes, exchange)
+        end()
+
+
+@pytest.mark.parametrize("shape", list(Shape))
+def test_an_old_flow_finds_the_new_owner_of_its_address(
+    hosts: tuple[Host, Host], shape: Shape
+) -> None:
+    """The same five-tuple, kept warm by its sender, while its address moves to another pod."""
+    one, other = hosts
+    with accelerated(hosts, lease_seconds=LONG_LEASE) as nodes:
+        near, old = one.pods["p1"], other.pods["p1"]
+        here, there = sockets.udp(near), sockets.udp(old, 7000)
+        here.connect((str(old.address), 7000))
+
+        def exchange(server: socket.socket) -> None:
+            here.send(b"?")
+            data, peer = server.recvfrom(10)
+            server.sendto(data, peer)
+            assert here.recv(10) == b"?"
+
+        warm(nodes, lambda: exchange(there))
+        new = other.pod("p2")
+        bystander = other.pod("p3")
+        with Capture(bystander, bystander.device) as capture:
+            take_over(new, old)
+            serving = sockets.udp(new, 7000)
+            warm(nodes, lambda: exchange(serving))
+            strays = [f for f in received(capture) if UDP in Ether(f.data)]
+        assert strays == []
+        there.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            there.recv(10)
+
+
+def take_over(new: Pod, old: Pod) -> None:
+    """The address of one pod moves to another one of its host, as a virtual address does."""
+    host, bridged = new.host, new.host.overlay is not None and new.host.overlay.shape is Shape.BRIDGE
+    prefix = host.pod_range.prefixlen if bridged else 32
+    old.netlink.addr("del", index=old.index(old.device), address=str(old.address), prefixlen=prefix)
+    new.netlink.addr("add", index=new.index(new.device), address=str(old.address), prefixlen=prefix)
+    if bridged:
+        # A bystander's ARP cache is not what this is about.
+        host.netlink.neigh("del", dst=str(old.address), ifindex=host.index("cni0"))
+    else:
+        device = host.index(new.host_device)
+        host.netlink.route("replace", dst=f"{old.address}/32", oif=device, scope="link")
