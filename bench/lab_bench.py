@@ -25,7 +25,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from bench import traffic
+from bench import programs, traffic
 from bench.traffic import Kind, Load, Server, SteppedClient
 from netns_tests.lab import Host, Lab, LabError, Namespace, services
 
@@ -207,11 +207,13 @@ def run(
     """Build the laboratory, measure, take it down; returns the report.
 
     {"kinds": {kind: {mode: {"best_us", "median_us", "cpu_us", "lost", "batches", "share_of_host",
-    "share_of_host_median", and for oncache "cost_of_overlay", "extra_gone"}}}, "programs": {},
-    "machine": {"kernel", "cpus"}}. Microseconds are per transaction, of a stream per MB (which
-    also has "gbit_s"). `share_of_host` compares rates, `cost_of_overlay` times; `extra_gone` is
-    the share of the overlay's extra cost over host-to-host that is gone. They are taken from the
-    best batches; "share_of_host_median" is the median of batches that ran one after the other.
+    "share_of_host_median", and for oncache "cost_of_overlay", "extra_gone"}}}, "programs": with
+    oncache {program: {"ns", "ns_miss", "verified_insns", "jited_bytes"}} (bench.programs says what
+    they contain), "machine": {"kernel", "cpus"}}. Microseconds are per transaction, of a stream
+    per MB (which also has "gbit_s"). `share_of_host` compares rates, `cost_of_overlay` times;
+    `extra_gone` is the share of the overlay's extra cost over host-to-host that is gone. They are
+    taken from the best batches; "share_of_host_median" is the median of batches that ran one after
+    the other.
 
     `look` is called with the two accelerated hosts after the last round, while their agents run;
     the dictionary it returns is merged into the report.
@@ -237,6 +239,9 @@ def run(
         if look and Mode.ONCACHE in wanted:
             report.update(look(*fast))
         say("taking everything down")
+    if Mode.ONCACHE in wanted:
+        say("running each program by itself")
+        report["programs"] = programs.costs()
     return report
 
 

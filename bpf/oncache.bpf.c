@@ -27,6 +27,10 @@
 #include "lib/ring.h"
 #include "lib/tunnel.h"
 
+/* The most that is ever read. */
+#define POD_HEADERS (sizeof(struct frame6) + sizeof(struct tcp))
+#define WIRE_HEADERS (sizeof(struct vxlan6) + IP6_HDR_LEN + sizeof(struct tcp))
+
 /* Longest a pod's receive queue takes to hand over what was put there. */
 #define QUEUE_DRAINED_NS 1000000
 
@@ -48,12 +52,24 @@ static __always_inline __u64 *half_unfit(const struct flow *flow, const struct h
 	return NULL;
 }
 
-/* A packet that no entry may carry or learn from: what does it mean for its flow? */
-static __noinline int flow_disturbed(const struct packet *p, enum journey journey)
+/*
+ * A packet that no entry may carry or learn from: what does it mean for its flow?
+ * Nothing, if it did not come from where the flow's packets come from.
+ */
+static __noinline int flow_disturbed(struct __sk_buff *skb, const struct packet *p,
+				     enum journey journey)
 {
 	struct flow *flow = flow_get(&p->key);
+	struct half *half;
+	struct pod *pod;
 
 	if (!flow)
+		return 0;
+	half = flow_half(flow, journey);
+	pod = pod_get(flow->out.seen ? flow->out.pod : flow->in.pod);
+	if (journey == FROM_POD && (!pod || pod->ifindex != skb->ifindex))
+		return 0;
+	if (journey == FROM_WIRE && flow->in.seen && !address_equal(&flow->in.peer, &p->peer))
 		return 0;
 	if (packet_opens(p))
 		return bpf_map_delete_elem(&filter_cache, &p->key);
@@ -61,7 +77,7 @@ static __noinline int flow_disturbed(const struct packet *p, enum journey journe
 		flow->closed = 1;
 	else if (p->key.protocol == IPPROTO_TCP && p->tcp_flags & TCP_RST)
 		flow->reset = 1;
-	half_unsettle(flow_half(flow, journey));
+	half_unsettle(half);
 	return 0;
 }
 
@@ -117,39 +133,116 @@ static __always_inline __u32 flow_hash(struct __sk_buff *skb, struct half *half)
 	return half->hash;
 }
 
+/* Makes room and writes the new header with the inner IP header, changed, behind it. */
+static __always_inline int push_header(struct __sk_buff *skb, struct counters *count,
+				       __u32 overhead, __u64 flags, const void *header,
+				       __u32 length, __u32 uplink)
+{
+	if (bpf_skb_adjust_room(skb, overhead, BPF_ADJ_ROOM_MAC, PUSH_FLAGS | flags))
+		return leave(&count->base_path.helper);
+	/* Written by helper: a program with direct writes unshares every packet it sees. */
+	if (bpf_skb_store_bytes(skb, 0, header, length, 0)) {
+		count->dropped.unfinished++;
+		return TC_ACT_SHOT;
+	}
+	count->hits.from_pod++;
+	return bpf_redirect(uplink, 0);
+}
+
+struct push4 {
+	union {
+		struct vxlan4 outer;
+		__u64 word[sizeof(struct vxlan4) / 8];
+	};
+	struct ip4 ip4;
+};
+
+union push6 {
+	struct vxlan6 outer;
+	__u64 word[PATH_HEADER_MAX / 8];
+};
+
+static __always_inline void push4_outer(struct __sk_buff *skb, const struct path *path,
+					const struct config *cfg, const struct packet *p,
+					struct half *half, struct counters *count, struct push4 *h)
+{
+	__u32 hash = flow_hash(skb, half);
+
+#pragma unroll
+	for (__u32 i = 0; i < sizeof(struct vxlan4) / 8; i++)
+		h->word[i] = path->header.word[i];
+	tunnel_complete4(&h->outer, cfg, p, p->ttl - half->hops, path->sum, hash,
+			 hash + count->hits.from_pod);
+}
+
+/* IPv4 in IPv4. */
 static __always_inline int push(struct __sk_buff *skb, const struct config *cfg,
 				const struct path *path, const struct packet *p, struct half *half,
 				struct counters *count)
 {
-	struct {
-		union {
-			struct vxlan4 outer;
-			__u64 word[sizeof(struct vxlan4) / 8];
-		};
-		struct ip4 inner;
-	} h;
-	__u32 uplink = path->ifindex, hash;
+	struct push4 h;
 
-#pragma unroll
-	for (__u32 i = 0; i < sizeof(struct vxlan4) / 8; i++)
-		h.word[i] = path->header.word[i];
-	h.inner = p->ip;
-	ip4_lose_hops(&h.inner, half->hops);
-	hash = flow_hash(skb, half);
-	tunnel_complete(&h.outer, cfg, &h.inner, p->length, path->sum, hash,
-			hash + count->hits.from_pod);
-
-	if (bpf_skb_adjust_room(skb, VXLAN4_OVERHEAD, BPF_ADJ_ROOM_MAC, PUSH_FLAGS))
-		return leave(&count->base_path.helper);
-	/* Written by helper: a program with direct writes unshares every packet it sees. */
-	if (bpf_skb_store_bytes(skb, 0, &h, sizeof(h.outer) + sizeof(h.inner), 0)) {
-		count->dropped.unfinished++;
-		return TC_ACT_SHOT;
-	}
+	push4_outer(skb, path, cfg, p, half, count, &h);
+	h.ip4 = p->ip4;
+	ip4_lose_hops(&h.ip4, half->hops);
 	if (half->hops) /* it has been forwarded */
-		skb->priority = ip4_priority(p->ip.tos);
-	count->hits.from_pod++;
-	return bpf_redirect(uplink, 0);
+		skb->priority = ip4_priority(p->tos);
+	return push_header(skb, count, VXLAN4_OVERHEAD, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, &h,
+			   sizeof(h.outer) + sizeof(h.ip4), path->ifindex);
+}
+
+/* The inner header after the outer one, where that was written without it. */
+static __always_inline int push_inner(struct __sk_buff *skb, const struct packet *p, __u8 hops,
+				      __u32 at, int verdict, struct counters *count)
+{
+	struct ip4 ip = p->ip4;
+	__u8 ttl = p->ttl - hops;
+	long failed;
+
+	if (verdict != TC_ACT_REDIRECT)
+		return verdict;
+	if (p->is_ip6) {
+		failed = bpf_skb_store_bytes(skb, at + __builtin_offsetof(struct ip6, hop_limit),
+					     &ttl, sizeof(ttl), 0);
+	} else {
+		ip4_lose_hops(&ip, hops);
+		failed = bpf_skb_store_bytes(skb, at, &ip, sizeof(ip), 0);
+		if (hops)
+			skb->priority = ip4_priority(p->tos);
+	}
+	if (!failed)
+		return verdict;
+	count->hits.from_pod--;
+	count->dropped.unfinished++;
+	return TC_ACT_SHOT;
+}
+
+/* With IPv6 inside or outside. */
+static __noinline int push_other(struct __sk_buff *skb, const struct path *path,
+				 const struct packet *p, struct half *half, struct counters *count)
+{
+	struct config *cfg = config_get();
+	union {
+		struct push4 v4;
+		union push6 v6;
+	} h;
+	int verdict;
+
+	if (!cfg)
+		return leave(&count->base_path.helper);
+	if (path->length == sizeof(struct vxlan4)) {
+		push4_outer(skb, path, cfg, p, half, count, &h.v4);
+		verdict = push_header(skb, count, VXLAN4_OVERHEAD, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4,
+				      &h.v4, sizeof(h.v4.outer), path->ifindex);
+		return push_inner(skb, p, half->hops, sizeof(h.v4.outer), verdict, count);
+	}
+#pragma unroll
+	for (int i = 0; i < PATH_HEADER_MAX / 8; i++)
+		h.v6.word[i] = path->header.word[i];
+	tunnel_complete6(&h.v6.outer, cfg, p, p->ttl - half->hops, path->sum, flow_hash(skb, half));
+	verdict = push_header(skb, count, VXLAN6_OVERHEAD, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, &h.v6,
+			      sizeof(h.v6.outer), path->ifindex);
+	return push_inner(skb, p, half->hops, sizeof(h.v6.outer), verdict, count);
 }
 
 /* Why this packet may not take the path its flow has, NULL if it may. */
@@ -175,12 +268,16 @@ static __always_inline __u64 *pod_unfit(struct __sk_buff *skb, const struct conf
 		return &count->base_path.spoofed;
 	size = packet_size(skb, p);
 	if (size > cfg->mtu || (state->mtu && size > state->mtu) ||
-	    p->length > 0xffff - VXLAN4_OVERHEAD)
+	    p->length > 0xffff - VXLAN6_OVERHEAD)
 		return &count->base_path.size;
-	if (p->ip.ttl <= half->hops)
+	if (p->ttl <= half->hops)
 		return &count->base_path.ttl;
 	if (!mac_equal(p->to_mac, half->to_mac))
 		return &count->base_path.mac;
+	/* UDP over IPv6: a checksum of all can be had from the inner one, those of segments not. */
+	if ((*path)->length == sizeof(struct vxlan6) && !cfg->zero_sum6_tx &&
+	    (skb->gso_size || !p->l4_check))
+		return &count->base_path.checksum;
 	return NULL;
 }
 
@@ -203,7 +300,7 @@ int from_pod(struct __sk_buff *skb)
 		return leave(reason);
 	if (skb->vlan_present)
 		return leave(&count->base_path.vlan);
-	if (cursor_start(skb, &c, sizeof(struct eth) + IP4_HDR_LEN + sizeof(struct tcp)))
+	if (cursor_start(skb, &c, POD_HEADERS))
 		return leave(&count->base_path.truncated);
 	reason = packet_describe(&c, &p, FROM_POD, count);
 	if (!reason)
@@ -212,7 +309,7 @@ int from_pod(struct __sk_buff *skb)
 		reason = &count->base_path.truncated;
 	if (reason && !packet_accepts(&p)) {
 		if (p.has_key)
-			flow_disturbed(&p, FROM_POD);
+			flow_disturbed(skb, &p, FROM_POD);
 		return leave(reason);
 	}
 
@@ -226,6 +323,8 @@ int from_pod(struct __sk_buff *skb)
 	reason = pod_unfit(skb, cfg, &p, flow, now, count, &path);
 	if (reason)
 		return pod_miss(skb, &p, &flow->out, count, reason);
+	if (p.is_ip6 || path->length != sizeof(struct vxlan4))
+		return push_other(skb, path, &p, &flow->out, count);
 	return push(skb, cfg, path, &p, &flow->out, count);
 }
 
@@ -245,28 +344,73 @@ static __noinline int wire_miss(struct __sk_buff *skb, const struct packet *p, s
 	return leave(reason);
 }
 
-static __always_inline int strip(struct __sk_buff *skb, const struct packet *p,
-				 const struct half *half, const struct pod *pod, int set_ce,
-				 __u64 flags, struct counters *count)
+/* Takes the header off and writes the pod's; 0 if that went well. */
+static __always_inline int strip_header(struct __sk_buff *skb, struct counters *count,
+					__u32 overhead, __u64 flags, const void *frame,
+					__u32 length)
 {
-	struct ip4 ip = p->ip;
-	struct frame4 h;
-
-	if (set_ce)
-		ip4_set_ce(&ip);
-	ip4_lose_hops(&ip, half->hops);
-	mac_copy(h.eth.dst, pod->mac);
-	mac_copy(h.eth.src, half->from_mac);
-	h.eth.proto = bpf_htons(ETH_P_IP);
-	h.ip = ip;
-
-	if (bpf_skb_adjust_room(skb, -(__s32)VXLAN4_OVERHEAD, BPF_ADJ_ROOM_MAC, flags))
+	if (bpf_skb_adjust_room(skb, -(__s32)overhead, BPF_ADJ_ROOM_MAC, flags))
 		return leave(&count->base_path.helper);
-	if (bpf_skb_store_bytes(skb, 0, &h, sizeof(h), 0)) {
+	if (bpf_skb_store_bytes(skb, 0, frame, length, 0)) {
 		count->dropped.unfinished++;
 		return TC_ACT_SHOT;
 	}
 	return 0;
+}
+
+static __always_inline void frame_eth(struct eth *eth, const struct pod *pod,
+				      const struct half *half, __be16 proto)
+{
+	mac_copy(eth->dst, pod->mac);
+	mac_copy(eth->src, half->from_mac);
+	eth->proto = proto;
+}
+
+/* What the NIC verified is the inner checksum only if there was no outer one. */
+static __always_inline __u64 strip_flags(const struct outer *o, const struct packet *p)
+{
+	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
+
+	if (!o->sum)
+		flags |= BPF_F_ADJ_ROOM_NO_CSUM_RESET;
+	if (o->is_ip6 != p->is_ip6)
+		flags |= p->is_ip6 ? ADJ_ROOM_DECAP_L3_IPV6 : ADJ_ROOM_DECAP_L3_IPV4;
+	return flags;
+}
+
+/* Of IPv4, whatever was outside. */
+static __always_inline int strip4(struct __sk_buff *skb, const struct packet *p,
+				  const struct outer *o, const struct half *half,
+				  const struct pod *pod, struct counters *count)
+{
+	struct ip4 ip = p->ip4;
+	struct frame4 h;
+
+	if (tunnel_ecn(o->tos, p->tos) == ECN_SET_CE)
+		ip4_set_ce(&ip);
+	ip4_lose_hops(&ip, half->hops);
+	frame_eth(&h.eth, pod, half, bpf_htons(ETH_P_IP));
+	h.ip = ip;
+	if (!o->is_ip6)
+		return strip_header(skb, count, VXLAN4_OVERHEAD, strip_flags(o, p), &h, sizeof(h));
+	return strip_header(skb, count, VXLAN6_OVERHEAD, strip_flags(o, p), &h, sizeof(h));
+}
+
+static __noinline int strip6(struct __sk_buff *skb, const struct packet *p, const struct outer *o,
+			     struct flow *flow, struct counters *count)
+{
+	struct pod *pod = pod_get(flow->in.pod);
+	__u32 overhead = o->is_ip6 ? VXLAN6_OVERHEAD : VXLAN4_OVERHEAD;
+	struct frame6 h;
+
+	if (!pod)
+		return leave(&count->base_path.stale);
+	h.ip = p->ip6;
+	if (tunnel_ecn(o->tos, p->tos) == ECN_SET_CE)
+		h.ip.flow |= bpf_htonl(ECN_CE << 20);
+	h.ip.hop_limit -= flow->in.hops;
+	frame_eth(&h.eth, pod, &flow->in, bpf_htons(ETH_P_IPV6));
+	return strip_header(skb, count, overhead, strip_flags(o, p), &h, sizeof(h));
 }
 
 /*
@@ -292,7 +436,7 @@ static __always_inline int into_pod(struct __sk_buff *skb, struct half *half, __
 
 /* Why this packet may not take the fast path of its flow, NULL if it may. */
 static __always_inline __u64 *wire_unfit(struct __sk_buff *skb, const struct config *cfg,
-					 const struct packet *p, const struct vxlan4 *outer,
+					 const struct packet *p, const struct outer *o,
 					 const struct flow *flow, __u64 now, struct counters *count,
 					 struct pod **pod)
 {
@@ -311,15 +455,17 @@ static __always_inline __u64 *wire_unfit(struct __sk_buff *skb, const struct con
 		return &count->base_path.mac;
 	if (packet_size(skb, p) > cfg->mtu)
 		return &count->base_path.size;
-	if (p->ip.ttl <= half->hops)
+	if (p->ttl <= half->hops)
 		return &count->base_path.ttl;
-	if (tunnel_ecn(outer->ip.tos, p->ip.tos) == ECN_ODD)
+	if (tunnel_ecn(o->tos, p->tos) == ECN_ODD)
 		return &count->base_path.ecn;
 	/*
 	 * The outer checksum goes unverified. The pod verifies the inner one, so
 	 * only a packet without an inner one loses by it.
 	 */
-	if (outer->udp.check && !p->l4_check)
+	if (o->sum && !p->l4_check)
+		return &count->base_path.checksum;
+	if (!o->sum && o->is_ip6 && !cfg->zero_sum6_rx)
 		return &count->base_path.checksum;
 	return NULL;
 }
@@ -329,9 +475,9 @@ int from_wire(struct __sk_buff *skb)
 {
 	struct counters *count = counters_get();
 	struct config *cfg = config_get();
-	struct vxlan4 outer = {};
+	struct outer outer = {};
 	struct packet p = {};
-	__u64 *reason, now, flags;
+	__u64 *reason, now;
 	struct cursor c;
 	struct flow *flow;
 	struct half *half;
@@ -347,20 +493,20 @@ int from_wire(struct __sk_buff *skb)
 		return leave(reason);
 	if (skb->vlan_present)
 		return leave(&count->base_path.vlan);
-	if (cursor_start(skb, &c, sizeof(outer) + IP4_HDR_LEN + sizeof(struct tcp)))
+	if (cursor_start(skb, &c, WIRE_HEADERS))
 		return leave(&count->base_path.truncated);
-	reason = tunnel_open(skb, &c, cfg, count, &outer);
+	reason = tunnel_open(skb, &c, cfg, count, &outer, &p);
 	if (reason)
 		return leave(reason);
-	address_from_ip4(&p.peer, outer.ip.saddr);
 	reason = packet_describe(&c, &p, FROM_WIRE, count);
 	if (!reason)
 		reason = packet_flags(&p, count);
-	if (!reason && skb->len != p.length + sizeof(outer))
+	if (!reason && (skb->len != (__u32)p.length + outer.length ||
+			outer.udp_length != p.length + UDP_OVERHEAD))
 		reason = &count->base_path.truncated;
 	if (reason && !packet_accepts(&p)) {
 		if (p.has_key)
-			flow_disturbed(&p, FROM_WIRE);
+			flow_disturbed(skb, &p, FROM_WIRE);
 		return leave(reason);
 	}
 
@@ -377,12 +523,10 @@ int from_wire(struct __sk_buff *skb)
 		return wire_miss(skb, &p, half, count, reason);
 
 	ifindex = pod->ifindex;
-	/* What the NIC verified is the inner checksum only if there was no outer one. */
-	flags = BPF_F_ADJ_ROOM_FIXED_GSO;
-	if (!outer.udp.check)
-		flags |= BPF_F_ADJ_ROOM_NO_CSUM_RESET;
-	failed = strip(skb, &p, half, pod, tunnel_ecn(outer.ip.tos, p.ip.tos) == ECN_SET_CE, flags,
-		       count);
+	if (p.is_ip6)
+		failed = strip6(skb, &p, &outer, flow, count);
+	else
+		failed = strip4(skb, &p, &outer, half, pod, count);
 	if (failed)
 		return failed;
 	count->hits.from_wire++;
@@ -411,7 +555,7 @@ static __always_inline __u64 *learn_check(struct __sk_buff *skb, const struct sl
 					  const struct packet *p, struct counters *count,
 					  enum tracking *tracking)
 {
-	if (!flow_key_equal(&slot->key, &p->key) || slot->ttl < p->ip.ttl)
+	if (!flow_key_equal(&slot->key, &p->key) || slot->ttl < p->ttl)
 		return &count->not_learned.translated;
 	*tracking = conntrack_state(skb, &p->key);
 	if (*tracking == NOT_ESTABLISHED)
@@ -465,7 +609,7 @@ static __always_inline int learn_half(struct half *half, struct half *other,
 	half->pod = pod;
 	half->path = path;
 	half->generation = generation;
-	half->hops = slot->ttl - p->ip.ttl;
+	half->hops = slot->ttl - p->ttl;
 	half->peer = slot->peer;
 	mac_copy(half->to_mac, slot->to_mac);
 	half->learned = bpf_ktime_get_coarse_ns();
@@ -484,47 +628,131 @@ static __always_inline int learn_half(struct half *half, struct half *other,
 }
 
 /* The path of a packet that the base path has just encapsulated, without what varies. */
-static __always_inline void path_from(struct path *path, const struct config *cfg,
-				      const struct vxlan4 *outer)
+static __always_inline void path_from4(struct path *path, const struct config *cfg,
+				       const struct vxlan4 *outer)
 {
-	path->ifindex = cfg->uplink;
+	struct vxlan4 *h = &path->header.v4;
+
 	path->length = sizeof(*outer);
-	path->header.v4 = *outer;
-	path->header.v4.ip.tot_len = 0;
-	path->header.v4.ip.id = 0;
-	path->header.v4.ip.check = 0;
-	path->header.v4.ip.tos = cfg->tos_inherit ? 0 : outer->ip.tos & ~ECN_MASK;
+	*h = *outer;
+	h->ip.tot_len = 0;
+	h->ip.id = 0;
+	h->ip.check = 0;
+	h->ip.tos = cfg->tos_inherit ? 0 : outer->ip.tos & ~ECN_MASK;
 	if (cfg->ttl_inherit)
-		path->header.v4.ip.ttl = 0;
+		h->ip.ttl = 0;
 	if (cfg->df_inherit)
-		path->header.v4.ip.frag_off = 0;
-	path->sum = fold(tunnel_sum(&path->header.v4) - bpf_htons(path->header.v4.ip.tos));
-	path->header.v4.udp.sport = 0;
-	path->header.v4.udp.len = 0;
-	path->header.v4.udp.check = 0;
+		h->ip.frag_off = 0;
+	h->udp.sport = 0;
+	h->udp.len = 0;
+	h->udp.check = 0;
+	path->sum = fold(sum16((void *)h + sizeof(h->eth), sizeof(h->ip)) - bpf_htons(h->ip.tos));
 }
 
-static __always_inline int path_expected(const struct __sk_buff *skb, const struct config *cfg,
-					 const struct vxlan4 *outer)
+static __always_inline void path_from6(struct path *path, const struct config *cfg,
+				       const struct vxlan6 *outer)
 {
-	return !skb->vlan_present && outer->eth.proto == bpf_htons(ETH_P_IP) &&
-	       outer->ip.version_ihl == IP4_VERSION_IHL && outer->ip.protocol == IPPROTO_UDP &&
-	       !(outer->ip.frag_off & bpf_htons(IP4_MF | IP4_OFFSET)) &&
-	       outer->ip.saddr == cfg->local.word[3] && outer->udp.dport == cfg->port &&
-	       outer->vxlan.flags == bpf_htonl(VXLAN_FLAGS) && outer->vxlan.vni == cfg->vni;
+	__u32 drop = cfg->tos_inherit ? 0x0ff00000 : ECN_MASK << 20;
+	struct vxlan6 *h = &path->header.v6;
+
+	path->length = sizeof(*outer);
+	*h = *outer;
+	h->ip.flow &= ~bpf_htonl(drop);
+	h->ip.payload_len = 0;
+	if (cfg->ttl_inherit)
+		h->ip.hop_limit = 0;
+	h->udp.sport = 0;
+	h->udp.len = 0;
+	h->udp.check = 0;
+	/* Pseudo header, UDP header, VXLAN header and inner Ethernet header. */
+	path->sum = fold(sum16((void *)h + sizeof(h->eth) + 8, sizeof(*h) - sizeof(h->eth) - 8) +
+			 bpf_htons(IPPROTO_UDP));
+}
+
+static __always_inline int vxlan_expected(const struct config *cfg, const struct udp *udp,
+					  const struct vxlan *vxlan)
+{
+	return udp->dport == cfg->port && vxlan->flags == bpf_htonl(VXLAN_FLAGS) &&
+	       vxlan->vni == cfg->vni;
+}
+
+/* Fills path from the packet and moves the cursor to the inner frame; 0 if it is our tunnel's. */
+static __always_inline int path_read4(struct cursor *c, const struct config *cfg, struct path *path)
+{
+	struct vxlan4 *outer = cursor_take(c, struct vxlan4);
+	struct address source;
+	struct vxlan vxlan;
+	struct udp udp;
+
+	if (!outer)
+		return -1;
+	udp = outer->udp;
+	vxlan = outer->vxlan;
+	address_from_ip4(&source, outer->ip.saddr);
+	if (outer->ip.version_ihl != IP4_VERSION_IHL || outer->ip.protocol != IPPROTO_UDP ||
+	    outer->ip.frag_off & bpf_htons(IP4_MF | IP4_OFFSET) ||
+	    !address_equal(&source, &cfg->local) || !vxlan_expected(cfg, &udp, &vxlan))
+		return -1;
+	path_from4(path, cfg, outer);
+	c->pos = &outer->inner;
+	return 0;
+}
+
+static __always_inline int path_read6(struct cursor *c, const struct config *cfg, struct path *path)
+{
+	struct vxlan6 *outer = cursor_take(c, struct vxlan6);
+	struct address source;
+	struct vxlan vxlan;
+	struct udp udp;
+
+	if (!outer)
+		return -1;
+	udp = outer->udp;
+	vxlan = outer->vxlan;
+	source = outer->ip.saddr;
+	if (bpf_ntohl(outer->ip.flow) >> 28 != IP6_VERSION || outer->ip.nexthdr != IPPROTO_UDP ||
+	    !address_equal(&source, &cfg->local) || !vxlan_expected(cfg, &udp, &vxlan))
+		return -1;
+	path_from6(path, cfg, outer);
+	c->pos = &outer->inner;
+	return 0;
+}
+
+/* Not inlined: the stack of to_wire() has no room for more. */
+static __noinline int path_read(struct __sk_buff *skb, struct path *path, struct packet *p,
+				struct counters *count)
+{
+	struct config *cfg = config_get();
+	struct cursor c;
+	struct eth *eth;
+	int failed;
+
+	if (!cfg || skb->vlan_present || cursor_start(skb, &c, WIRE_HEADERS))
+		return -1;
+	eth = c.pos;
+	if ((void *)(eth + 1) > c.end)
+		return -1;
+	path->ifindex = cfg->uplink;
+	if (eth->proto == bpf_htons(ETH_P_IP))
+		failed = path_read4(&c, cfg, path);
+	else if (eth->proto == bpf_htons(ETH_P_IPV6))
+		failed = path_read6(&c, cfg, path);
+	else
+		return -1;
+	if (failed || packet_describe(&c, p, FROM_POD, count))
+		return -1;
+	return 0;
 }
 
 SEC("tc")
 int to_wire(struct __sk_buff *skb)
 {
 	enum tracking tracking = UNTRACKED;
-	struct cursor c, inner;
 	struct counters *count;
 	struct path_state *state;
 	struct path path = {};
 	struct slot slot = {};
 	struct packet p = {};
-	struct vxlan4 *outer;
 	struct config *cfg;
 	struct flow *flow;
 	__u64 *reason;
@@ -540,15 +768,7 @@ int to_wire(struct __sk_buff *skb)
 	if (reason)
 		return leave(reason);
 
-	if (cursor_start(skb, &c, sizeof(*outer) + IP4_HDR_LEN + sizeof(struct tcp)))
-		return leave(&count->not_learned.tunnel);
-	inner = c;
-	outer = cursor_take(&c, struct vxlan4);
-	if (!outer || !path_expected(skb, cfg, outer))
-		return leave(&count->not_learned.tunnel);
-	path_from(&path, cfg, outer);
-	inner.pos = &outer->inner;
-	if (packet_describe(&inner, &p, FROM_POD, count))
+	if (path_read(skb, &path, &p, count))
 		return leave(&count->not_learned.tunnel);
 
 	reason = learn_check(skb, &slot, &p, count, &tracking);
@@ -591,7 +811,7 @@ int to_pod(struct __sk_buff *skb)
 	if (reason)
 		return leave(reason);
 
-	if (cursor_start(skb, &c, sizeof(*eth) + IP4_HDR_LEN + sizeof(struct tcp)))
+	if (cursor_start(skb, &c, POD_HEADERS))
 		return leave(&count->not_learned.translated);
 	eth = c.pos;
 	if ((void *)(eth + 1) > c.end)

@@ -18,7 +18,7 @@ LONG_LEASE = 60.0
 OUT, IN = "hits.from_pod", "hits.from_wire"
 FAST = frozenset({OUT, IN})
 # Address resolution and tunnel-less chatter of the hosts themselves.
-BACKGROUND = frozenset({"base_path.not_ipv4", "base_path.not_tunnel"})
+BACKGROUND = frozenset({"base_path.not_ip", "base_path.not_tunnel"})
 
 
 def flat(counters: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
@@ -92,9 +92,7 @@ def accelerated(
 
         def start(host: Host) -> Node:
             agent = stack.enter_context(host.agent(host.config(**config), options=options))
-            plane = stack.enter_context(
-                contextlib.closing(host.run(Plane.open, agent.bpf_dir))
-            )
+            plane = stack.enter_context(contextlib.closing(host.run(Plane.open, agent.bpf_dir)))
             return Node(host, agent, plane)
 
         yield start(hosts[0]), start(hosts[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-from bench import lab_bench
+from bench import lab_bench, programs
 from bench.traffic import Kind
 
 
@@ -36,3 +36,15 @@ def test_what_is_gone_of_the_extra_cost() -> None:
     assert figures["share_of_host"] == round(10 / 12, 4)
     assert figures["cost_of_overlay"] == 0.4
     assert figures["extra_gone"] == 0.9
+
+
+def test_what_each_program_costs() -> None:
+    found = programs.costs(batches=3)
+    assert found.keys() == {"from_pod", "to_wire", "from_wire", "to_pod"}
+    for cost in found.values():
+        assert cost.keys() == {"ns", "ns_miss", "verified_insns", "jited_bytes"}
+        assert min(cost["verified_insns"], cost["jited_bytes"]) > 0
+    # Whatever the machine: a packet that only leaves costs less than one that is looked up.
+    for second in ("to_wire", "to_pod"):
+        assert found[second]["ns"] < found["from_pod"]["ns"]
+        assert found[second]["ns"] < found[second]["ns_miss"]

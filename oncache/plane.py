@@ -8,24 +8,37 @@ need no agent, and an agent that comes back continues where another one stopped.
 
 import ctypes as ct
 import os
-import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import starmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from oncache.core import attach, bpffs, libbpf, maps
 from oncache.core.attach import Direction
 from oncache.core.config import Limits
 from oncache.core.errors import ConfigError, LayoutError, NotLoadedError, OncacheError
+from oncache.flows import (
+    FLOW_COLUMNS,
+    KEY_COLUMNS,
+    PROTOCOLS,
+    ROWS,
+    V4_MAPPED,
+    FlowRow,
+    Form,
+    H,
+    HalfRow,
+    R,
+    S,
+    Validity,
+    reader,
+)
 
 OBJECT = Path(__file__).parent / "bpf" / "oncache.bpf.o"
 Address = IPv4Address | IPv6Address
-_Columns = tuple[Any, ...]
 
 _MAPS = "maps-"  # followed by the hash of their layout: another layout is another directory
 _LINKS = "links"  # one name for each hook and device: the link, or a directory where filters serve
@@ -71,6 +84,8 @@ class Settings:
     mtu: int
     lease_seconds: float
     mark_mask: int
+    zero_sum6_tx: bool = False
+    zero_sum6_rx: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,34 +107,6 @@ class PathRow:
     inner_source_mac: str
     inner_destination_mac: str
     mtu: int
-
-
-class HalfRow(NamedTuple):
-    """One direction of a flow: why the next packet is or is not fast ("" if it is)."""
-
-    state: str
-    reason: str
-    pod: int
-    path: int
-    generation: int
-    pod_generation: int
-    path_generation: int
-    hops: int
-    peer: str
-    age_seconds: float
-
-
-class FlowRow(NamedTuple):
-    """One entry of the filter cache, seen from the local pod."""
-
-    protocol: str
-    local: str
-    local_port: int
-    remote: str
-    remote_port: int
-    closed: bool
-    egress: HalfRow
-    ingress: HalfRow
 
 
 @dataclass(frozen=True)
@@ -251,6 +238,8 @@ class Plane:
         config.tos_inherit = settings.tos_inherit
         config.ttl_inherit = settings.ttl_inherit
         config.df_inherit = settings.df_inherit
+        config.zero_sum6_tx = settings.zero_sum6_tx
+        config.zero_sum6_rx = settings.zero_sum6_rx
         config.lease = int(settings.lease_seconds * 1e9)
         config.mark_mask, config.mark_shift, config.nonces = settings.mark_mask, shift, nonces
         config.local = _pack(config.local, settings.local)
@@ -277,6 +266,8 @@ class Plane:
             mtu=config.mtu,
             lease_seconds=config.lease / 1e9,
             mark_mask=config.mark_mask,
+            zero_sum6_tx=bool(config.zero_sum6_tx),
+            zero_sum6_rx=bool(config.zero_sum6_rx),
         )
 
     def enable(self, deadline_seconds: float) -> None:
@@ -350,6 +341,11 @@ class Plane:
             for index, pod in enumerate(self._pods)
             if pod.ifindex
         }
+
+    def pod_generation(self, index: int) -> int:
+        """The number that entries of this pod must carry to be used."""
+        generation: int = self._pods[index].generation
+        return generation
 
     def set_pod(self, index: int, entry: PodEntry) -> None:
         """Tell the programs of a pod; entries of the slot's former owner are stale from now on."""
@@ -456,20 +452,23 @@ class Plane:
         return [self._path_row(path, index) for path, index in self._index.items()]
 
     def _path_row(self, path: Any, index: int) -> PathRow:
-        h, state = path.header.v4, self._states[index]
+        state, overlay = self._states[index], path.header
+        is_ip4 = path.length == ct.sizeof(overlay.v4)
+        h = overlay.v4 if is_ip4 else overlay.v6
+        flow = 0 if is_ip4 else h.ip.flow
         return PathRow(
             index=index,
             generation=state.generation,
-            remote=IPv4Address(h.ip.daddr),
-            local=IPv4Address(h.ip.saddr),
+            remote=IPv4Address(h.ip.daddr) if is_ip4 else IPv6Address(bytes(h.ip.daddr)),
+            local=IPv4Address(h.ip.saddr) if is_ip4 else IPv6Address(bytes(h.ip.saddr)),
             next_hop_mac=_mac(h.eth.dst),
             source_mac=_mac(h.eth.src),
             device=path.ifindex,
             vni=h.vxlan.vni >> 8,
             port=h.udp.dport,
-            ttl=h.ip.ttl,
-            tos=h.ip.tos,
-            df=bool(h.ip.frag_off & 0x4000),
+            ttl=h.ip.ttl if is_ip4 else h.ip.hop_limit,
+            tos=h.ip.tos if is_ip4 else flow >> 20 & 0xFF,
+            df=bool(h.ip.frag_off & 0x4000) if is_ip4 else True,
             inner_source_mac=_mac(h.inner.src),
             inner_destination_mac=_mac(h.inner.dst),
             mtu=state.mtu or self._config.mtu,
@@ -477,7 +476,12 @@ class Plane:
 
     def flows(self) -> Iterator[FlowRow]:
         """The filter cache, in no order."""
-        return starmap(self._row_maker(), self._flows.columns(_KEY_COLUMNS, _FLOW_COLUMNS))
+        return self.flows_as(ROWS)
+
+    def flows_as(self, form: Form[S, H, R]) -> Iterator[R]:
+        """The filter cache as something else than rows."""
+        entries = self._flows.columns(KEY_COLUMNS, FLOW_COLUMNS)
+        return starmap(reader(self._validity(), form), entries)
 
     def flow_count(self) -> int:
         """How many entries the filter cache holds."""
@@ -502,15 +506,16 @@ class Plane:
         ports = (sport, dport) if outward else (dport, sport)
         if protocol == "icmp":
             ports = (sport, 0) if outward else (0, sport)
+            protocol = "icmp6" if source.version == 6 else protocol
         if outward and destination in owners:
             return Explanation(False, "miss", ("both ends are pods of this node",))
         key = self._flow_key(protocol, here, ports[0], there, ports[1])
         flow = self._flows.lookup(key)
         if flow is None:
             return Explanation(False, "miss", ("no entry: no packet was learned, or evicted",))
-        row = self._row_maker()(
-            maps.columns(type(key), _KEY_COLUMNS).unpack(bytes(key)),
-            maps.columns(type(flow), _FLOW_COLUMNS).unpack(bytes(flow)),
+        row = reader(self._validity(), ROWS)(
+            maps.columns(type(key), KEY_COLUMNS).unpack(bytes(key)),
+            maps.columns(type(flow), FLOW_COLUMNS).unpack(bytes(flow)),
         )
         half = row.egress if outward else row.ingress
         return Explanation(not half.reason, half.reason, _details(half, outward))
@@ -526,79 +531,20 @@ class Plane:
         key = self._types["filter_cache"][0]()
         key.local, key.remote = _pack(key.local, local), _pack(key.remote, remote)
         key.local_port, key.remote_port = lport, rport
-        key.protocol = _PROTOCOLS[protocol]
+        key.protocol = PROTOCOLS[protocol]
         return key
 
-    def _row_maker(self) -> Callable[[_Columns, _Columns], FlowRow]:
-        """A function from the columns of one entry to its row; what rows share is worked out once.
-
-        Entries differ in little but age: most halves are found among those already described.
-        """
-        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        lease, describe, show = self._config.lease, self._half_describer(), _addresses()
-        described: dict[_Columns, _Columns] = {}
-
-        def half(part: _Columns, closed: int, outward: bool) -> HalfRow:
-            pod, path, learned, generation, sent, left, seen, ready, hops, peer = part
-            age = now - learned
-            facts = (
-                *(pod, path, generation, seen, ready, hops, peer),
-                *(closed, age > lease, sent == left, outward),
-            )
-            shared = described.get(facts)
-            if shared is None:
-                shared = described[facts] = describe(*facts)
-            return HalfRow._make((*shared, age // 1_000_000 / 1000 if seen else 0.0))
-
-        def row(key: _Columns, flow: _Columns) -> FlowRow:
-            local, remote, local_port, remote_port, protocol = key
-            closed = flow[-2] or flow[-1]
-            return FlowRow._make(
-                (
-                    _PROTOCOL_NAMES.get(protocol) or str(protocol),
-                    show(local),
-                    local_port,
-                    show(remote),
-                    remote_port,
-                    bool(closed),
-                    half(flow[:_HALF], closed, True),
-                    half(flow[_HALF:-2], closed, False),
-                )
-            )
-
-        return row
-
-    def _half_describer(self) -> Callable[..., _Columns]:
-        """All of a HalfRow but its age, from the columns of a half and what was made of them."""
-        current_generation, down = self._config.generation, self._down()
-        pods = [pod.generation for pod in self._pods]
-        paths = [state.generation for state in self._states]
-        show = _addresses()
-
-        def describe(
-            pod: int, path: int, generation: int, seen: int, ready: int, hops: int, peer: bytes,
-            closed: int, due: bool, settled: bool, outward: bool,
-        ) -> _Columns:  # fmt: skip
-            current = generation == current_generation and pods[pod & _INDEX] == pod >> 32
-            if outward:
-                current = current and paths[path & _INDEX] == path >> 32
-            return (
-                "ready" if ready else "seen" if seen else "empty",
-                down or _unfit(closed, ready, current, due, settled),
-                pod & _INDEX,
-                path & _INDEX,
-                generation,
-                pod >> 32,
-                path >> 32,
-                hops,
-                "" if outward or not seen else show(peer),
-            )
-
-        return describe
+    def _validity(self) -> Validity:
+        return Validity(
+            now=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+            lease=self._config.lease,
+            down=self._down(),
+            generation=self._config.generation,
+            pods=[pod.generation for pod in self._pods],
+            paths=[state.generation for state in self._states],
+        )
 
 
-_PROTOCOLS = {"tcp": 6, "udp": 17, "icmp": 1}
-_PROTOCOL_NAMES = {number: name for name, number in _PROTOCOLS.items()}
 _TYPED = (
     "config",
     "counters",
@@ -612,33 +558,6 @@ _TYPED = (
 )
 
 
-# What of an entry goes into its row: the key, then both halves and the flags of both.
-_KEY_COLUMNS = ("local", "remote", "local_port", "remote_port", "protocol")
-_HALF_COLUMNS = (
-    *("pod", "path", "learned", "generation", "sent", "left"),
-    *("seen", "ready", "hops", "peer"),
-)
-_HALF = len(_HALF_COLUMNS)
-_FLOW_COLUMNS = (
-    *(f"out.{name}" for name in _HALF_COLUMNS),
-    *(f"in.{name}" for name in _HALF_COLUMNS),
-    *("closed", "reset"),
-)
-
-
-def _unfit(closed: int, ready: int, current: bool, due: bool, settled: bool) -> str:
-    """half_unfit() of bpf/oncache.bpf.c: the counter that the next packet moves, "" if a hit."""
-    if closed:
-        return "closed"
-    if not ready:
-        return "unconfirmed"
-    if not current:
-        return "stale"
-    if due:
-        return "lease"
-    return "" if settled else "order"
-
-
 def _details(half: HalfRow, outward: bool) -> tuple[str, ...]:
     lines = [f"direction {'egress' if outward else 'ingress'}, entry {half.state}"]
     if half.state != "empty":
@@ -649,29 +568,9 @@ def _details(half: HalfRow, outward: bool) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _addresses() -> Callable[[bytes], str]:
-    """16 bytes -> text, remembering what it has seen: a table has few different addresses."""
-    seen: dict[bytes, str] = {}
-
-    def show(raw: bytes) -> str:
-        if raw not in seen:
-            mapped = raw.startswith(_V4_MAPPED)
-            seen[raw] = (
-                socket.inet_ntop(socket.AF_INET, raw[12:])
-                if mapped
-                else socket.inet_ntop(socket.AF_INET6, raw)
-            )
-        return seen[raw]
-
-    return show
-
-
-_V4_MAPPED = bytes(10) + b"\xff\xff"
-
-
 def _pack(kind: Any, address: Address) -> Any:
     """An address as struct address: IPv4 is kept IPv4-mapped."""
-    raw = _V4_MAPPED + address.packed if address.version == 4 else address.packed
+    raw = V4_MAPPED + address.packed if address.version == 4 else address.packed
     return type(kind).from_buffer_copy(raw)
 
 
@@ -679,7 +578,7 @@ def _unpack(value: Any) -> Address | None:
     raw = bytes(value)
     if not any(raw):
         return None
-    return ip_address(raw[12:]) if raw.startswith(_V4_MAPPED) else ip_address(raw)
+    return ip_address(raw[12:]) if raw.startswith(V4_MAPPED) else ip_address(raw)
 
 
 def _mac(value: Any) -> str:
@@ -739,7 +638,11 @@ def _refuse_other_layouts(bpf_dir: Path, wanted: str) -> None:
 
 
 def _home(bpf_dir: Path) -> Path:
-    homes = sorted(bpf_dir.glob(_MAPS + "*")) if bpf_dir.is_dir() else []
+    # Not glob(), which takes a directory that we may not read for an empty one.
+    try:
+        homes = sorted(home for home in bpf_dir.iterdir() if home.name.startswith(_MAPS))
+    except (FileNotFoundError, NotADirectoryError):
+        homes = []
     if not homes:
         raise NotLoadedError(
             f"nothing is loaded under {bpf_dir}", hint="start the agent: fabric-agent node -c FILE"

@@ -17,6 +17,11 @@ static __always_inline void address_from_ip4(struct address *to, __be32 ip)
 	to->word[3] = ip;
 }
 
+static __always_inline int address_is_ip4(const struct address *a)
+{
+	return a->word[2] == bpf_htonl(0xffff) && !a->word[1] && !a->word[0];
+}
+
 static __always_inline int address_equal(const struct address *a, const struct address *b)
 {
 	return a->word[3] == b->word[3] && a->word[2] == b->word[2] && a->word[1] == b->word[1] &&

@@ -28,7 +28,9 @@ struct config {
 	__u8 tos_inherit;
 	__u8 ttl_inherit;
 	__u8 df_inherit;
-	__u8 pad[7];
+	__u8 zero_sum6_tx; /* over IPv6: send with outer UDP checksum 0 (RFC 6935) */
+	__u8 zero_sum6_rx; /* ... and accept it */
+	__u8 pad[5];
 	struct address local; /* this node's tunnel address */
 };
 

@@ -69,14 +69,25 @@ static __always_inline enum tracking conntrack_state(struct __sk_buff *skb,
 	struct bpf_sock_tuple tuple = {};
 	unsigned long status;
 	struct nf_conn *ct;
+	__u32 size;
 
-	if (key->protocol == IPPROTO_ICMP || !bpf_skb_ct_lookup || !bpf_ct_release)
+	if ((key->protocol != IPPROTO_TCP && key->protocol != IPPROTO_UDP) || !bpf_skb_ct_lookup ||
+	    !bpf_ct_release)
 		return UNTRACKED;
-	tuple.ipv4.saddr = key->local.word[3];
-	tuple.ipv4.daddr = key->remote.word[3];
-	tuple.ipv4.sport = key->local_port;
-	tuple.ipv4.dport = key->remote_port;
-	ct = bpf_skb_ct_lookup(skb, &tuple, sizeof(tuple.ipv4), &opts, sizeof(opts));
+	if (address_is_ip4(&key->local)) {
+		tuple.ipv4.saddr = key->local.word[3];
+		tuple.ipv4.daddr = key->remote.word[3];
+		tuple.ipv4.sport = key->local_port;
+		tuple.ipv4.dport = key->remote_port;
+		size = sizeof(tuple.ipv4);
+	} else {
+		__builtin_memcpy(tuple.ipv6.saddr, &key->local, sizeof(key->local));
+		__builtin_memcpy(tuple.ipv6.daddr, &key->remote, sizeof(key->remote));
+		tuple.ipv6.sport = key->local_port;
+		tuple.ipv6.dport = key->remote_port;
+		size = sizeof(tuple.ipv6);
+	}
+	ct = bpf_skb_ct_lookup(skb, &tuple, size, &opts, sizeof(opts));
 	if (!ct)
 		return UNTRACKED;
 	status = ct->status;

@@ -19,10 +19,10 @@ struct counters {
 	struct {
 		__u64 disabled; /* no agent has configured us yet, or it withdrew */
 		__u64 deadline; /* the agent stopped refreshing the deadline */
-		__u64 not_ipv4;
+		__u64 not_ip;
 		__u64 vlan;
 		__u64 truncated; /* headers do not fit the packet, or lengths disagree */
-		__u64 ip_options;
+		__u64 ip_options; /* IPv4 options, IPv6 extension headers */
 		__u64 fragment;
 		__u64 protocol; /* neither TCP, UDP nor ICMP echo */
 		__u64 tcp_flags; /* SYN, FIN, RST, or no ACK */
@@ -43,7 +43,7 @@ struct counters {
 		__u64 mac; /* sent to another MAC than was learned */
 		__u64 peer; /* outer source is not the node it was learned from */
 		__u64 ecn; /* a combination RFC 6040 treats specially */
-		__u64 checksum; /* only the outer checksum protects it, and we strip that */
+		__u64 checksum; /* only the outer checksum protects it, or none can be had */
 		__u64 helper; /* the kernel refused to make room */
 	} base_path;
 	struct {

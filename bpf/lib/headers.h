@@ -11,12 +11,22 @@
 #include <linux/types.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
+#include "address.h"
+
+#define IPPROTO_ICMPV6 58 /* uapi has it in in6.h, which clashes with in.h */
 
 #define IP4_HDR_LEN 20
 #define IP4_VERSION_IHL 0x45
 #define IP4_DF 0x4000
 #define IP4_MF 0x2000
 #define IP4_OFFSET 0x1fff
+
+#define IP6_HDR_LEN 40
+#define IP6_VERSION 6
+#define IP6_HOPOPTS 0
+#define IP6_ROUTING 43
+#define IP6_FRAGMENT 44
+#define IP6_DSTOPTS 60
 
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
@@ -25,6 +35,8 @@
 
 #define ICMP_ECHOREPLY 0
 #define ICMP_ECHO 8
+#define ICMP6_ECHO 128
+#define ICMP6_ECHOREPLY 129
 
 /* RFC 7348: the I flag, everything else zero. */
 #define VXLAN_FLAGS 0x08000000
@@ -46,6 +58,15 @@ struct ip4 {
 	__sum16 check;
 	__be32 saddr;
 	__be32 daddr;
+};
+
+struct ip6 {
+	__be32 flow; /* version, traffic class, flow label */
+	__be16 payload_len;
+	__u8 nexthdr;
+	__u8 hop_limit;
+	struct address saddr;
+	struct address daddr;
 };
 
 struct udp {
@@ -89,17 +110,34 @@ struct vxlan4 {
 	struct eth inner;
 } __attribute__((packed, aligned(2)));
 
+struct vxlan6 {
+	struct eth eth;
+	struct ip6 ip;
+	struct udp udp;
+	struct vxlan vxlan;
+	struct eth inner;
+} __attribute__((packed, aligned(2)));
+
 /* What a pod receives. */
 struct frame4 {
 	struct eth eth;
 	struct ip4 ip;
 } __attribute__((packed, aligned(2)));
 
+struct frame6 {
+	struct eth eth;
+	struct ip6 ip;
+} __attribute__((packed, aligned(2)));
+
 #define VXLAN4_OVERHEAD (sizeof(struct vxlan4) - sizeof(struct eth))
+#define UDP_OVERHEAD (sizeof(struct udp) + sizeof(struct vxlan) + sizeof(struct eth))
+#define VXLAN6_OVERHEAD (sizeof(struct vxlan6) - sizeof(struct eth))
 
 _Static_assert(sizeof(struct eth) == 14, "Ethernet II");
 _Static_assert(sizeof(struct ip4) == IP4_HDR_LEN, "RFC 791");
+_Static_assert(sizeof(struct ip6) == IP6_HDR_LEN, "RFC 8200");
 _Static_assert(sizeof(struct tcp) == 20, "RFC 9293");
 _Static_assert(sizeof(struct frame4) == 34, "14 + 20");
 _Static_assert(sizeof(struct vxlan4) == 64, "14 + 20 + 8 + 8 + 14");
+_Static_assert(sizeof(struct vxlan6) == 84, "14 + 40 + 8 + 8 + 14");
 _Static_assert(VXLAN4_OVERHEAD == 50, "RFC 7348");

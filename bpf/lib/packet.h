@@ -28,7 +28,14 @@ struct packet {
 	__u16 l4_check; /* transport checksum as it stands */
 	__u8 tcp_flags;
 	__u8 has_key; /* the flow is known even if the packet is not eligible */
-	struct ip4 ip;
+	__u8 ttl; /* or hop limit */
+	__u8 tos; /* or traffic class */
+	__u8 is_ip6;
+	__u8 pad;
+	union {
+		struct ip4 ip4;
+		struct ip6 ip6;
+	};
 	__u8 to_mac[6];
 };
 
@@ -98,13 +105,15 @@ static __always_inline __u64 *packet_icmp(struct cursor *c, struct packet *p, en
 					  struct counters *count)
 {
 	struct icmp_echo *icmp = cursor_take(c, struct icmp_echo);
+	__u8 ask = p->is_ip6 ? ICMP6_ECHO : ICMP_ECHO;
+	__u8 answer = p->is_ip6 ? ICMP6_ECHOREPLY : ICMP_ECHOREPLY;
 	int asks;
 
 	if (!icmp)
 		return &count->base_path.truncated;
-	if ((icmp->type != ICMP_ECHO && icmp->type != ICMP_ECHOREPLY) || icmp->code)
+	if ((icmp->type != ask && icmp->type != answer) || icmp->code)
 		return &count->base_path.icmp_type;
-	asks = (icmp->type == ICMP_ECHO) == (journey == FROM_POD);
+	asks = (icmp->type == ask) == (journey == FROM_POD);
 	p->key.local_port = asks ? icmp->id : 0;
 	p->key.remote_port = asks ? 0 : icmp->id;
 	p->has_key = 1;
@@ -113,8 +122,73 @@ static __always_inline __u64 *packet_icmp(struct cursor *c, struct packet *p, en
 	return NULL;
 }
 
+/* Reads the IPv4 header; *odd says why the packet is not eligible though its flow can be told. */
+static __always_inline __u64 *packet_ip4(struct cursor *c, struct packet *p, enum journey journey,
+					 struct counters *count, __u64 **odd)
+{
+	struct ip4 *ip = cursor_take(c, struct ip4);
+	__u32 options;
+
+	if (!ip)
+		return &count->base_path.truncated;
+	p->ip4 = *ip;
+	p->length = bpf_ntohs(ip->tot_len);
+	p->header = IP4_HDR_LEN;
+	p->ttl = p->ip4.ttl;
+	p->tos = p->ip4.tos;
+	if (p->ip4.version_ihl >> 4 != 4 || (p->ip4.version_ihl & 15) < 5)
+		return &count->base_path.not_ip;
+	address_from_ip4(journey == FROM_POD ? &p->key.local : &p->key.remote, p->ip4.saddr);
+	address_from_ip4(journey == FROM_POD ? &p->key.remote : &p->key.local, p->ip4.daddr);
+	p->key.protocol = p->ip4.protocol;
+
+	if (p->ip4.frag_off & bpf_htons(IP4_MF | IP4_OFFSET)) {
+		*odd = &count->base_path.fragment;
+		if (p->ip4.frag_off & bpf_htons(IP4_OFFSET))
+			return *odd; /* no transport header here, whatever the bytes say */
+	}
+	/* IHL is 5 or more; the mask tells the verifier that this is at most 60. */
+	options = (p->ip4.version_ihl - 5) * 4 & 60;
+	if (options) {
+		*odd = &count->base_path.ip_options;
+		c->pos += options;
+		p->header += options;
+	}
+	return NULL;
+}
+
+static __always_inline __u64 *packet_ip6(struct cursor *c, struct packet *p, enum journey journey,
+					 struct counters *count)
+{
+	struct ip6 *ip = cursor_take(c, struct ip6);
+
+	if (!ip)
+		return &count->base_path.truncated;
+	p->ip6 = *ip;
+	p->is_ip6 = 1;
+	if (bpf_ntohl(ip->flow) >> 28 != IP6_VERSION)
+		return &count->base_path.not_ip;
+	if (bpf_ntohs(ip->payload_len) > 0xffff - IP6_HDR_LEN)
+		return &count->base_path.size;
+	p->length = bpf_ntohs(ip->payload_len) + IP6_HDR_LEN;
+	p->header = IP6_HDR_LEN;
+	p->ttl = ip->hop_limit;
+	p->tos = bpf_ntohl(ip->flow) >> 20;
+	p->key.local = journey == FROM_POD ? ip->saddr : ip->daddr;
+	p->key.remote = journey == FROM_POD ? ip->daddr : ip->saddr;
+	p->key.protocol = ip->nexthdr;
+	if (ip->nexthdr == IP6_FRAGMENT)
+		return &count->base_path.fragment;
+	if (ip->nexthdr == IP6_HOPOPTS || ip->nexthdr == IP6_ROUTING || ip->nexthdr == IP6_DSTOPTS)
+		return &count->base_path.ip_options;
+	/* The base path answers for an IPv4-mapped address; as a key it would be another flow. */
+	if (address_is_ip4(&p->key.local) || address_is_ip4(&p->key.remote))
+		return &count->base_path.not_ip;
+	return NULL;
+}
+
 /*
- * Ethernet and IPv4 at the cursor, seen from the pod's side. Returns the counter
+ * Ethernet and IP at the cursor, seen from the pod's side. Returns the counter
  * of the reason why the packet is not eligible, NULL if it is. p must be zeroed.
  */
 static __always_inline __u64 *packet_describe(struct cursor *c, struct packet *p,
@@ -122,43 +196,23 @@ static __always_inline __u64 *packet_describe(struct cursor *c, struct packet *p
 {
 	struct eth *eth = cursor_take(c, struct eth);
 	__u64 *odd = NULL, *reason;
-	struct ip4 *ip;
-	__u32 options;
 
 	if (!eth)
 		return &count->base_path.truncated;
 	mac_copy(p->to_mac, eth->dst);
-	if (eth->proto != bpf_htons(ETH_P_IP))
-		return &count->base_path.not_ipv4;
-	ip = cursor_take(c, struct ip4);
-	if (!ip)
-		return &count->base_path.truncated;
-	p->ip = *ip;
-	p->length = bpf_ntohs(ip->tot_len);
-	p->header = IP4_HDR_LEN;
-	if (p->ip.version_ihl >> 4 != 4 || (p->ip.version_ihl & 15) < 5)
-		return &count->base_path.not_ipv4;
-	address_from_ip4(journey == FROM_POD ? &p->key.local : &p->key.remote, p->ip.saddr);
-	address_from_ip4(journey == FROM_POD ? &p->key.remote : &p->key.local, p->ip.daddr);
-	p->key.protocol = p->ip.protocol;
-
-	if (p->ip.frag_off & bpf_htons(IP4_MF | IP4_OFFSET)) {
-		odd = &count->base_path.fragment;
-		if (p->ip.frag_off & bpf_htons(IP4_OFFSET))
-			return odd; /* no transport header here, whatever the bytes say */
-	}
-	/* IHL is 5 or more; the mask tells the verifier that this is at most 60. */
-	options = (p->ip.version_ihl - 5) * 4 & 60;
-	if (options) {
-		odd = &count->base_path.ip_options;
-		c->pos += options;
-		p->header += options;
-	}
-	if (p->ip.protocol == IPPROTO_TCP)
+	if (eth->proto == bpf_htons(ETH_P_IP))
+		reason = packet_ip4(c, p, journey, count, &odd);
+	else if (eth->proto == bpf_htons(ETH_P_IPV6))
+		reason = packet_ip6(c, p, journey, count);
+	else
+		return &count->base_path.not_ip;
+	if (reason)
+		return reason;
+	if (p->key.protocol == IPPROTO_TCP)
 		reason = packet_tcp(c, p, journey, count);
-	else if (p->ip.protocol == IPPROTO_UDP)
+	else if (p->key.protocol == IPPROTO_UDP)
 		reason = packet_udp(c, p, journey, count);
-	else if (p->ip.protocol == IPPROTO_ICMP)
+	else if (p->key.protocol == (p->is_ip6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
 		reason = packet_icmp(c, p, journey, count);
 	else
 		return &count->base_path.protocol;

@@ -11,14 +11,15 @@
 #include <bpf/bpf_helpers.h>
 #include "headers.h"
 
-#define PATH_HEADER_MAX 88 /* VXLAN over IPv6 takes 84 */
+#define PATH_HEADER_MAX 88 /* VXLAN over IPv6 takes 84; a multiple of 8 */
 
 struct path {
 	__u32 ifindex; /* of the uplink */
 	__u16 length; /* of the header in use */
-	__u16 sum; /* of the outer IPv4 header as it stands here */
+	__u16 sum; /* IPv4: of the header, without TOS; IPv6: of what UDP covers here */
 	union {
 		struct vxlan4 v4;
+		struct vxlan6 v6;
 		__u64 word[PATH_HEADER_MAX / 8];
 	} header; /* length, checksum, id, source port and inherited fields are 0 */
 };

@@ -64,7 +64,7 @@ static __always_inline __u32 ring_note(struct __sk_buff *skb, const struct confi
 	slot->number = number;
 	slot->epoch = cfg->epoch;
 	slot->journey = journey;
-	slot->ttl = p->ip.ttl;
+	slot->ttl = p->ttl;
 	mac_copy(slot->to_mac, p->to_mac);
 	slot->pod = pod;
 	slot->key = p->key;

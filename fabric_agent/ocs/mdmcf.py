@@ -47,7 +47,7 @@ def _index(rows: Sequence[Row], wanted: Matrix) -> tuple[tuple[int, ...], ...]:
     pods, pairs = len(wanted), len(rows)
     slack = [[*row, pairs - sum(row)] for row in decompose(wanted)]
     columns = [pairs - sum(slack[i][j] for i in range(pods)) for j in range(pods)]
-    slack.append([*columns, pairs * pods])
+    slack.append([*columns, pairs * (pods + 1) - sum(columns)])
     out = [[DARK] * pods for _ in rows]
     _halve(rows, list(range(pairs)), slack, out)
     return tuple(map(tuple, out))

@@ -157,12 +157,13 @@ class Slots:
     def _orientations(self, a: int, b: int) -> Iterator[tuple[int, int, list[Arc]]]:
         """(tail, head, arcs to reverse, nearest first): then tail has an out, head an in slot."""
         for tail, head in ((a, b), (b, a)):
-            if (
-                self.free_out[tail]
-                and (path := self._path(head, self.into, self.free_in)) is not None
-            ):
-                yield tail, head, path
-            elif self.free_in[head] and (path := self._path(tail, self.out, self.free_out)):
+            if self.free_out[tail]:
+                path = self._path(head, self.into, self.free_in)
+            elif self.free_in[head]:
+                path = self._path(tail, self.out, self.free_out)
+            else:
+                continue
+            if path is not None:
                 yield tail, head, path
 
     def _path(

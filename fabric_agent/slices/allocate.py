@@ -196,9 +196,7 @@ def _gather(
     return None if missing else Chosen(tuple(sorted(shares.items())), tuple(bits(common)[:n]))
 
 
-def cable(
-    fabric: Fabric, free: Occupancy, leaf: int, columns: Sequence[int]
-) -> tuple[Link, ...]:
+def cable(fabric: Fabric, free: Occupancy, leaf: int, columns: Sequence[int]) -> tuple[Link, ...]:
     """A free link of the leaf for each of the virtual spines."""
     bundles, cables, left = fabric.bundles[leaf], fabric.cables[leaf], free.uplinks[leaf]
     links = []

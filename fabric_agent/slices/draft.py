@@ -94,10 +94,13 @@ class Draft:
     def nic(self, path: str, host: str, device: str, leaf: LeafSwitch, leaf_port: str,
             address: IPv4Interface, gateway: IPv4Address) -> None:  # fmt: skip
         leaf.claim(path, leaf_port)
-        for value, owner in ((address.ip, f"{host}:{device}"), (gateway, f"{leaf.name}:{leaf_port}")):
+        for value, owner in (
+            (address.ip, f"{host}:{device}"),
+            (gateway, f"{leaf.name}:{leaf_port}"),
+        ):
             if value not in leaf.prefix:
                 raise ConfigError(
-                    f"{path}: {value} of {owner} is outside {leaf.prefix}, the prefix of {leaf.name}",
+                    f"{path}: {value} of {owner} is outside {leaf.prefix} of {leaf.name}",
                     hint="a NIC has an address of its leaf",
                 )
             self.address(path, value, owner)

@@ -91,8 +91,9 @@ def _with_peers(fabric: Fabric, broken: Broken) -> Broken:
 
 def _unknown(fabric: Fabric, name: str) -> ConfigError:
     element, _, _ = name.partition(":")
-    switches = [*fabric.leaves, *fabric.spines, *fabric.hosts]
-    known = [each.name for each in switches]
+    known = [leaf.name for leaf in fabric.leaves]
+    known += [spine.name for spine in fabric.spines]
+    known += list(fabric.host_by_name)
     if element in known:
         return ConfigError(f"{name}: {element} has no such port", hint=_ports_of(fabric, element))
     near = get_close_matches(element, known, n=1)

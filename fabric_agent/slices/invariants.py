@@ -60,7 +60,9 @@ def _links(fabric: Fabric, part: Slice) -> Iterator[str]:
             yield f"{part.name}: {len(group)} GPUs share {len(row)} uplinks on a leaf"
         if any(link.leaf != fabric.nics[group[0]].leaf for link in row):
             yield f"{part.name}: a link of another leaf"
-        yield from (f"{part.name}: {link} does not exist" for link in row if not exists(fabric, link))
+        yield from (
+            f"{part.name}: {link} does not exist" for link in row if not exists(fabric, link)
+        )
     for column in zip(*part.links, strict=False):
         if len({link.spine for link in column}) > 1:
             yield f"{part.name}: incomplete, one virtual spine on several spines"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 from fabric_agent.slices.model import Fabric, Slice
 from oncache.core.errors import ConfigError
@@ -44,7 +44,9 @@ def rail_ring(part: Slice) -> Pattern:
 
 def _by_leaf(part: Slice) -> list[range]:
     starts = [sum(map(len, part.nics[:leaf])) for leaf in range(len(part.nics))]
-    return [range(start, start + len(group)) for start, group in zip(starts, part.nics, strict=True)]
+    return [
+        range(start, start + len(group)) for start, group in zip(starts, part.nics, strict=True)
+    ]
 
 
 def _there(rail: Sequence[int | None]) -> list[int]:
@@ -57,7 +59,9 @@ def halving_doubling(part: Slice) -> Pattern:
     count = len(part.ranks)
     core = 1 << count.bit_length() - 1
     extra = [(rank, rank - core) for rank in range(core, count)]
-    steps = [[(rank, rank ^ 1 << bit) for rank in range(core)] for bit in range(core.bit_length() - 1)]
+    steps = [
+        [(rank, rank ^ 1 << bit) for rank in range(core)] for bit in range(core.bit_length() - 1)
+    ]
     back = [(there, here) for here, there in extra]
     phases = [extra, *steps, back] if extra else steps
     return Pattern("halving-doubling", len(phases), phases.__getitem__)
@@ -76,11 +80,7 @@ def all_to_all(part: Slice) -> Pattern:
 def pipeline(part: Slice) -> Pattern:
     """Each leaf is a stage; forth to the next stage, then back."""
     stages = _by_leaf(part)
-    forth = [
-        flow
-        for one, other in zip(stages, stages[1:], strict=False)
-        for flow in zip(one, other, strict=False)
-    ]
+    forth = [flow for one, other in pairwise(stages) for flow in zip(one, other, strict=False)]
     back = [(there, here) for here, there in forth]
     return Pattern("pipeline", 2, [forth, back].__getitem__)
 

@@ -30,6 +30,7 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 DEVICE = re.compile(r"[^\s/:]{1,15}")
 MOST = 1 << 16  # elements of one kind
 WIRINGS = ("together", "rails")
+NO_WORDS: tuple[str, ...] = ()
 
 
 def load(path: Path) -> Fabric:
@@ -80,7 +81,7 @@ def fabric(document: Mapping[str, Any]) -> Fabric:
             _links(draft, section)
     for section in _entries(top, "hosts"):
         _hosts(draft, section)
-    failed = frozenset(top.take("failed", _words, []))
+    failed = frozenset(top.take("failed", _words, NO_WORDS))
     done = draft.done()
     Broken.of(done, failed)  # complains of what is not there
     return replace(done, failed=failed)
@@ -152,9 +153,7 @@ def _pairs(section: Section) -> Iterator[Ends]:
 
 def _optics(draft: Draft, section: Section) -> None:
     section.only("name", "per_spine")
-    draft.optics = tuple(
-        draft.name(section.path, name) for name in section.take("name", _names)
-    )
+    draft.optics = tuple(draft.name(section.path, name) for name in section.take("name", _names))
     per_spine = section.take("per_spine", _integer(1, 256), 1)
     for optical in range(len(draft.optics)):
         for leaf in draft.leaves.values():
@@ -261,10 +260,10 @@ def _list(path: str, raw: Any) -> list[Any]:
     return raw
 
 
-def _words(path: str, raw: Any) -> list[str]:
+def _words(path: str, raw: Any) -> tuple[str, ...]:
     if not isinstance(raw, list) or not all(isinstance(word, str) for word in raw):
         raise wrong(path, raw, "a list of names")
-    return raw
+    return tuple(raw)
 
 
 def _expanded(pattern: re.Pattern[str], wanted: str) -> Callable[[str, Any], list[str]]:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from fabric_agent.slices import ocsvclos
 from fabric_agent.slices.allocate import cable
 from fabric_agent.slices.elements import Broken
-from fabric_agent.slices.model import Fabric, Slice, bits
-from fabric_agent.slices.occupancy import occupancy
+from fabric_agent.slices.model import Fabric, Link, Slice, bits
+from fabric_agent.slices.occupancy import Occupancy, occupancy
 from fabric_agent.slices.routing import column as way
 from fabric_agent.slices.routing import degraded
 
@@ -69,22 +70,25 @@ def _spare(
     fabric: Fabric, others: Sequence[Slice], part: Slice, column: int, broken: Broken
 ) -> Slice | None:
     """The slice with another virtual spine in the place of one."""
-    if fabric.optics:
-        return None
     kept = tuple(row[:column] + row[column + 1 :] for row in part.links)
     free = occupancy(fabric, [*others, replace(part, links=kept)], broken)
-    leaves = part.leaves(fabric)
+    find = ocsvclos.column if fabric.optics else _column
+    links = find(fabric, free, part.leaves(fabric))
+    if links is None:
+        return None
+    rows = tuple(
+        (*row[:column], link, *row[column:]) for row, link in zip(kept, links, strict=True)
+    )
+    return replace(part, links=rows)
+
+
+def _column(fabric: Fabric, free: Occupancy, leaves: Sequence[int]) -> tuple[Link, ...] | None:
     common = -1
     for leaf in leaves:
         common &= free.columns[leaf]
     if not common:
         return None
-    spare = bits(common)[:1]
-    rows = tuple(
-        row[:column] + cable(fabric, free, leaf, spare) + row[column:]
-        for leaf, row in zip(leaves, kept, strict=True)
-    )
-    return replace(part, links=rows)
+    return tuple(cable(fabric, free, leaf, bits(common)[:1])[0] for leaf in leaves)
 
 
 def _left(part: Slice, broken: Broken) -> Outcome:

@@ -28,9 +28,7 @@ def column(part: Slice, broken: Broken, source: int, local: int, target: int) ->
 
 def usable(part: Slice, broken: Broken, source: int, target: int, choice: int) -> bool:
     """Do both links of a virtual spine work?"""
-    return not (
-        broken.link(part.links[source][choice]) or broken.link(part.links[target][choice])
-    )
+    return not (broken.link(part.links[source][choice]) or broken.link(part.links[target][choice]))
 
 
 def degraded(part: Slice, broken: Broken) -> bool:

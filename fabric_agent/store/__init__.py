@@ -73,7 +73,7 @@ class Store(Protocol):
         """Write ``value`` (None: remove) if the document is still at ``version`` (0: is not there).
         Returns it as written. Raises ConflictError otherwise."""
 
-    def list(self, prefix: str) -> list[Document]:
+    def list(self, prefix: str) -> tuple[Document, ...]:
         """The documents ``prefix/*``, by key."""
 
     def watch(self, prefix: str) -> Watch:

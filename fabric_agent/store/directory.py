@@ -70,10 +70,10 @@ class DirectoryStore:
             self._replace(path, document)
             return document
 
-    def list(self, prefix: str) -> list[Document]:
+    def list(self, prefix: str) -> tuple[Document, ...]:
         with self._failures():
             documents = [self.get(key) for key in self._keys(prefix)]
-        return [document for document in documents if document]
+        return tuple(document for document in documents if document)
 
     def watch(self, prefix: str) -> DirectoryWatch:
         with self._failures():
@@ -94,12 +94,12 @@ class DirectoryStore:
                 return None
             return FileLease(file)
 
-    def _keys(self, prefix: str) -> list[str]:
+    def _keys(self, prefix: str) -> tuple[str, ...]:
         folder = self._folder(prefix)
         if not folder.is_dir():
-            return []
+            return ()
         names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
-        return [f"{prefix}/{name.removesuffix(SUFFIX)}" for name in names]
+        return tuple(f"{prefix}/{name.removesuffix(SUFFIX)}" for name in names)
 
     def _folder(self, prefix: str) -> Path:
         return self.root / _words(prefix, 1)[0]
@@ -206,7 +206,9 @@ def _document(key: str, raw: bytes) -> Document:
         content = json.loads(raw)
         written, version, value = content["format"], content["version"], content.get("value")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{key} is not a document", hint="remove the file, or restore it") from error
+        raise StoreError(
+            f"{key} is not a document", hint="remove the file, or restore it"
+        ) from error
     if not isinstance(written, int) or written > FORMAT:
         raise StoreError(
             f"{key} was written by a newer version (format {written}, this one knows {FORMAT})",

@@ -87,7 +87,8 @@ def probe() -> features.Features | None:
 
 
 def on_bpffs(path: Path) -> bool:
-    return bpffs.is_bpffs(next(p for p in (path, *path.parents) if p.exists()))
+    # Not Path.exists(): without privileges the lowest directories may not even be looked at.
+    return bpffs.is_bpffs(next(p for p in (path, *path.parents) if os.path.exists(p)))
 
 
 def tunnel_name(config: Config | None) -> str:

@@ -33,8 +33,17 @@ class BpfError(OSError):
 class AttachType(IntEnum):
     """Where a link attaches (enum bpf_attach_type, include/uapi/linux/bpf.h)."""
 
+    XDP = 37
     TCX_INGRESS = 46
     TCX_EGRESS = 47
+
+
+class XdpMode(IntEnum):
+    """Where an XDP program runs (XDP_FLAGS_*, include/uapi/linux/if_link.h): in the driver, or in
+    the stack on packets that have been given their sk_buff."""
+
+    GENERIC = 1 << 1
+    NATIVE = 1 << 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,6 @@ class LinkInfo:
     id: int
     prog_id: int
     ifindex: int
-    attach_type: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,16 @@ class TestRun:
 
 class _OpenOptions(ct.Structure):
     _fields_ = (("sz", _SIZE),)
+
+
+class _LinkCreateOptions(ct.Structure):
+    _fields_ = (
+        ("sz", _SIZE),
+        ("flags", _U32),
+        ("iter_info", _PTR),
+        ("iter_info_len", _U32),
+        ("target_btf_id", _U32),
+    )
 
 
 class _LinkUpdateOptions(ct.Structure):
@@ -172,8 +190,20 @@ class _LinkInfo(ct.Structure):
         ("type", _U32),
         ("id", _U32),
         ("prog_id", _U32),
-        ("tcx_ifindex", _U32),
-        ("tcx_attach_type", _U32),
+        ("pad", _U32),
+        ("ifindex", _U32),  # first in the union, for tcx and for XDP
+        ("attach_type", _U32),
+    )
+
+
+class _XdpOptions(ct.Structure):
+    _fields_ = (
+        ("sz", _SIZE),
+        ("prog_id", _U32),
+        ("drv_prog_id", _U32),
+        ("hw_prog_id", _U32),
+        ("skb_prog_id", _U32),
+        ("attach_mode", ct.c_uint8),
     )
 
 
@@ -237,6 +267,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "bpf_map_lookup_batch": (_INT, _INT, _PTR, _PTR, _PTR, _PTR, _PTR, _PTR),
     "bpf_map_update_batch": (_INT, _INT, _PTR, _PTR, _PTR, _PTR),
     "bpf_prog_test_run_opts": (_INT, _INT, _PTR),
+    "bpf_xdp_query": (_INT, _INT, _INT, _PTR),
 }
 
 
@@ -570,12 +601,14 @@ def _info(fd: int, info: Any) -> Any:
 # --- links
 
 
-def link_create(prog_fd: int, ifindex: int, attach_type: AttachType) -> int:
-    """Attach a program at the end of a device's chain; returns the link's descriptor.
+def link_create(prog_fd: int, ifindex: int, attach_type: AttachType, flags: int = 0) -> int:
+    """Attach a program to a device, at the end of its chain if it has one; returns the link's
+    descriptor. ``flags`` for XDP: the mode.
 
     The device is looked up in the calling thread's network namespace; ENODEV if there is none.
     """
-    result = _library().bpf_link_create(prog_fd, ifindex, attach_type, None)
+    options = _LinkCreateOptions(sz=ct.sizeof(_LinkCreateOptions), flags=flags)
+    result = _library().bpf_link_create(prog_fd, ifindex, attach_type, ct.byref(options))
     return _check(result, f"attach to device {ifindex}")
 
 
@@ -596,9 +629,22 @@ def link_detach(link_fd: int) -> None:
 
 
 def link_info(link_fd: int) -> LinkInfo:
-    """What the kernel knows of a tcx link."""
+    """What the kernel knows of a tcx or XDP link."""
     info = _info(link_fd, _LinkInfo())
-    return LinkInfo(info.id, info.prog_id, info.tcx_ifindex, info.tcx_attach_type)
+    return LinkInfo(info.id, info.prog_id, info.ifindex)
+
+
+def xdp_query(ifindex: int) -> tuple[int, XdpMode] | None:
+    """(program id, where it runs) of a device's XDP program; None if it has none.
+
+    A device holds one for native and generic mode together. ENODEV if there is no such device.
+    """
+    options = _XdpOptions(sz=ct.sizeof(_XdpOptions))
+    _check(_library().bpf_xdp_query(ifindex, 0, ct.byref(options)), f"query XDP of {ifindex}")
+    if options.skb_prog_id:
+        return options.skb_prog_id, XdpMode.GENERIC
+    held = options.drv_prog_id or options.hw_prog_id
+    return (held, XdpMode.NATIVE) if held else None
 
 
 def tcx_query(ifindex: int, attach_type: AttachType) -> list[tuple[int, int]]:

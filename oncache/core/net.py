@@ -89,7 +89,8 @@ class Address:
 @dataclass(frozen=True)
 class Route:
     """A route; ``gateway`` and ``device`` are None where it has none or several. ``kind`` is the
-    RTN_* number (1 unicast), ``protocol`` the RTPROT_* number of who made it."""
+    RTN_* number (1 unicast), ``protocol`` the RTPROT_* number of who made it; ``next_hop`` is the
+    id of a next-hop object, from which gateway and device then come."""
 
     destination: IpNetwork
     table: int
@@ -98,6 +99,18 @@ class Route:
     priority: int
     gateway: IpAddress | None
     device: int | None
+    next_hop: int | None = None
+
+
+@dataclass(frozen=True)
+class NextHop:
+    """A next-hop object. Routes name it by ``id``, so to replace it moves all of them in one step;
+    the kernel removes it, and them, when the device loses its carrier."""
+
+    id: int
+    gateway: IpAddress
+    device: int
+    protocol: int
 
 
 @dataclass(frozen=True)
@@ -121,13 +134,21 @@ class FdbEntry:
 
 @dataclass(frozen=True)
 class Rule:
-    """A routing rule that may look at the mark."""
+    """A routing rule; what it does not look at is None. ``device`` is the name of the device that a
+    packet came in by, ``source_ports`` and ``ports`` are ranges with both ends, ``protocol`` is the
+    RTPROT_* number of who made it."""
 
     family: int
     priority: int
     table: int
     fwmark: int | None
     fwmask: int | None
+    source: IpNetwork | None = None
+    device: str | None = None
+    ip_protocol: int | None = None
+    source_ports: tuple[int, int] | None = None
+    ports: tuple[int, int] | None = None
+    protocol: int = 0
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from pyroute2 import AsyncIPRoute
-from pyroute2.netlink import NLM_F_DUMP, NLM_F_REQUEST
+from pyroute2.netlink import (
+    NLM_F_ACK,
+    NLM_F_CREATE,
+    NLM_F_DUMP,
+    NLM_F_REPLACE,
+    NLM_F_REQUEST,
+    nlmsg,
+)
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import (
     RTM_DELADDR,
@@ -43,6 +50,7 @@ from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.ifinfmsg.plugins.vxlan import vxlan
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
+from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from oncache.core.errors import HostError
 from oncache.core.net import (
@@ -52,10 +60,12 @@ from oncache.core.net import (
     FdbEntry,
     IpAddress,
     IpInterface,
+    IpNetwork,
     Item,
     Link,
     Namespace,
     Neighbour,
+    NextHop,
     Overrun,
     Route,
     Rule,
@@ -73,6 +83,7 @@ __all__ = [
     "Namespace",
     "Neighbour",
     "Netlink",
+    "NextHop",
     "Overrun",
     "Route",
     "Rule",
@@ -89,11 +100,16 @@ SO_RCVBUFFORCE: Final = 33
 RECEIVE_BUFFER: Final = 8 << 20
 
 IFF_UP: Final = 1
+IFF_LOWER_UP: Final = 0x10000
 IFA_F_SECONDARY: Final = 0x01
 IFA_F_DADFAILED: Final = 0x08
 IFA_F_TENTATIVE: Final = 0x40
 RTM_F_CLONED: Final = 0x200
 RTNH_F_ONLINK: Final = 4
+RTN_UNICAST: Final = 1
+RTM_NEWNEXTHOP: Final = 104
+RTM_DELNEXTHOP: Final = 105
+RTM_GETNEXTHOP: Final = 106
 TOS_INHERIT: Final = 1
 NAMED_NAMESPACES: Final = (Path("/run/netns"), Path("/var/run/docker/netns"))
 
@@ -122,6 +138,30 @@ vxlan.nla_map = tuple(
 ifaddrmsg.nla_map = tuple(
     (name, "int32" if name == "IFA_TARGET_NETNSID" else kind) for name, kind in ifaddrmsg.nla_map
 )
+# Its attributes of a route end before this one, and what it does not know it drops in silence.
+RTA_NH_ID: Final = 30
+rtmsg.nla_map += (
+    *((f"RTA_{number}", "none") for number in range(len(rtmsg.nla_map), RTA_NH_ID)),
+    ("RTA_NH_ID", "uint32"),
+)
+
+
+class _NextHopMessage(nlmsg):  # type: ignore[misc]
+    """struct nhmsg (include/uapi/linux/nexthop.h), which pyroute2 has not."""
+
+    prefix = "NHA_"
+    fields = (
+        *(("family", "B"), ("scope", "B"), ("protocol", "B"), ("resvd", "B")),
+        ("flags", "I"),
+    )
+    nla_map = (
+        *(("NHA_UNSPEC", "none"), ("NHA_ID", "uint32"), ("NHA_GROUP", "cdata")),
+        *(("NHA_GROUP_TYPE", "uint16"), ("NHA_BLACKHOLE", "flag"), ("NHA_OIF", "uint32")),
+        ("NHA_GATEWAY", "ipaddr"),
+    )
+
+
+MarshalRtnl.msg_map |= {RTM_NEWNEXTHOP: _NextHopMessage, RTM_DELNEXTHOP: _NextHopMessage}
 
 
 # -------------------------------------------------------------------------------------- decoding
@@ -213,7 +253,15 @@ def _route(message: Any) -> Route | None:
         priority=message.get_attr("RTA_PRIORITY") or 0,
         gateway=_ip(message.get_attr("RTA_GATEWAY")),
         device=message.get_attr("RTA_OIF"),
+        next_hop=message.get_attr("RTA_NH_ID"),
     )
+
+
+def _next_hop(message: Any) -> NextHop | None:
+    gateway, device = message.get_attr("NHA_GATEWAY"), message.get_attr("NHA_OIF")
+    if gateway is None or device is None:
+        return None  # a group, or one that leads nowhere
+    return NextHop(message.get_attr("NHA_ID"), ip_address(gateway), device, message["protocol"])
 
 
 def _neighbour(message: Any) -> Neighbour | FdbEntry | None:
@@ -234,7 +282,22 @@ def _rule(message: Any) -> Rule:
         table=message.get_attr("FRA_TABLE") or message["table"],
         fwmark=message.get_attr("FRA_FWMARK"),
         fwmask=message.get_attr("FRA_FWMASK"),
+        source=_source(message),
+        device=message.get_attr("FRA_IIFNAME"),
+        ip_protocol=message.get_attr("FRA_IP_PROTO"),
+        source_ports=_ports(message.get_attr("FRA_SPORT_RANGE")),
+        ports=_ports(message.get_attr("FRA_DPORT_RANGE")),
+        protocol=message.get_attr("FRA_PROTOCOL") or 0,
     )
+
+
+def _source(message: Any) -> IpNetwork | None:
+    address = message.get_attr("FRA_SRC")
+    return ip_network(f"{address}/{message['src_len']}") if address else None
+
+
+def _ports(ends: Any) -> tuple[int, int] | None:
+    return (ends["start"], ends["end"]) if ends else None
 
 
 def _namespace(message: Any) -> Namespace:
@@ -358,6 +421,21 @@ class Netlink:
         with _host_errors("read the routing rules"):
             return [_rule(message) async for message in await self._ip.rule("dump")]
 
+    async def next_hops(self) -> list[NextHop]:
+        """Next-hop objects that are a gateway behind a device."""
+        flags = NLM_F_REQUEST | NLM_F_DUMP
+        what = "read the next-hop objects"
+        found = await self._ask(self._ip, _NextHopMessage(), RTM_GETNEXTHOP, flags, what)
+        return [hop for hop in map(_next_hop, found) if hop is not None]
+
+    async def ready_devices(self) -> dict[str, int]:
+        """Name -> index of the devices that can send: up, and with a carrier."""
+        flags = NLM_F_REQUEST | NLM_F_DUMP
+        found = await self._links(ifinfmsg(), OURS, flags)
+        both = IFF_UP | IFF_LOWER_UP
+        ready = [message for message in found if message["flags"] & both == both]
+        return {message.get_attr("IFLA_IFNAME"): message["index"] for message in ready}
+
     async def names(self, known: frozenset[str] = frozenset()) -> dict[int, str]:
         """Number -> name of the namespaces that have both here: those under /run/netns (CNI,
         iproute2) and Docker's. Names in ``known`` are not looked up again."""
@@ -422,8 +500,46 @@ class Netlink:
         with _host_errors(f"remove the forwarding entry {entry.mac.hex(':')}"):
             await _unless_gone(self._ip.fdb("del", **_fdb_fields(entry)))
 
+    async def replace_next_hop(self, hop: NextHop) -> None:
+        """Have the next-hop object; routes that name it take the new way in the same step."""
+        message = _NextHopMessage()
+        message["family"] = socket.AF_INET if hop.gateway.version == 4 else socket.AF_INET6
+        message["protocol"] = hop.protocol
+        message["attrs"] = [
+            *(("NHA_ID", hop.id), ("NHA_OIF", hop.device)),
+            ("NHA_GATEWAY", str(hop.gateway)),
+        ]
+        flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
+        with _host_errors(f"set the next hop {hop.gateway}"):
+            await self._send(message, RTM_NEWNEXTHOP, flags)
+
+    async def delete_next_hop(self, hop: NextHop) -> None:
+        """Have no such next-hop object, nor routes that name it."""
+        message = _NextHopMessage()
+        message["attrs"] = [("NHA_ID", hop.id)]
+        with _host_errors(f"remove the next hop {hop.gateway}"):
+            await _unless_gone(self._send(message, RTM_DELNEXTHOP, NLM_F_REQUEST | NLM_F_ACK))
+
+    async def _send(self, message: Any, kind: int, flags: int) -> None:
+        async for _ in await self._ip.nlm_request(message, kind, flags):
+            pass
+
+    async def add_rule(self, rule: Rule) -> None:
+        """Have the rule; no error if it is there."""
+        with _host_errors(f"set the routing rule {rule.priority}"):
+            try:
+                await self._ip.rule("add", **_rule_fields(rule))
+            except NetlinkError as error:
+                if error.code != errno.EEXIST:
+                    raise
+
+    async def delete_rule(self, rule: Rule) -> None:
+        """Have no such rule."""
+        with _host_errors(f"remove the routing rule {rule.priority}"):
+            await _unless_gone(self._ip.rule("del", **_rule_fields(rule)))
+
     async def replace_route(self, route: Route, *, onlink: bool = False) -> None:
-        """Have the unicast route; ``onlink``: the gateway need not be in a network of ours."""
+        """Have the route; ``onlink``: the gateway need not be in a network of ours."""
         with _host_errors(f"set the route to {route.destination}"):
             fields = _route_fields(route) | ({"flags": RTNH_F_ONLINK} if onlink else {})
             await self._ip.route("replace", **fields)
@@ -467,13 +583,39 @@ def _fdb_fields(entry: FdbEntry) -> dict[str, Any]:
 
 
 def _route_fields(route: Route) -> dict[str, Any]:
-    return {
+    fields: dict[str, Any] = {
         "dst": str(route.destination),
-        "gateway": str(route.gateway),
-        "oif": route.device,
         "table": route.table,
         "proto": route.protocol,
+        "priority": route.priority,
     }
+    if route.kind != RTN_UNICAST:
+        return fields | {"type": route.kind}
+    if route.next_hop is not None:
+        return fields | {"nh_id": route.next_hop}
+    return fields | {"gateway": str(route.gateway), "oif": route.device}
+
+
+def _rule_fields(rule: Rule) -> dict[str, Any]:
+    fields = {
+        "family": rule.family,
+        "priority": rule.priority,
+        "table": rule.table,
+        "protocol": rule.protocol,
+        "fwmark": rule.fwmark,
+        "fwmask": rule.fwmask,
+        "iifname": rule.device,
+        "ip_proto": rule.ip_protocol,
+        "sport_range": _range(rule.source_ports),
+        "dport_range": _range(rule.ports),
+    }
+    if rule.source is not None:
+        fields |= {"src": str(rule.source.network_address), "src_len": rule.source.prefixlen}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _range(ends: tuple[int, int] | None) -> dict[str, int] | None:
+    return None if ends is None else {"start": ends[0], "end": ends[1]}
 
 
 def _files(folder: Path) -> list[Path]:

@@ -20,6 +20,8 @@ from oncache.core.errors import ConfigError, HostError, NotLoadedError
 
 ROOT = Path(__file__).parents[2]
 NEVER_FOR_HELP = ("pyroute2", "scapy", "yaml", "bcc", "ctypes", "asyncio")
+NEVER_FOR_READING = ("pyroute2", "scapy", "bcc", "asyncio", "subprocess")
+READING = ("status", "stats", "caches", "explain")
 
 EXAMPLES = {
     "caches": ["filter"],
@@ -163,22 +165,28 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_help_loads_nothing_heavy() -> None:
-    """Imports are counted, not milliseconds: the machine that runs this may be busy."""
-    code = (
-        "import json, sys; from oncache.cli import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: print('\\n' + json.dumps(sorted(sys.modules)))"
-    )
+def loaded_by(statement: str) -> list[str]:
+    """Modules in a fresh process. They are counted and not timed: the machine may be busy."""
+    code = f"import json, sys; sys.path.insert(0, {str(ROOT)!r})\n{statement}\n"
     done = subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"],
+        [sys.executable, "-I", "-c", code + "print('\\n' + json.dumps(sorted(sys.modules)))"],
         capture_output=True,
         text=True,
         check=True,
     )
-    loaded = json.loads(done.stdout.splitlines()[-1])
-    heavy = [name for name in loaded if name.split(".")[0] in NEVER_FOR_HELP]
-    assert heavy == []
+    names: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return names
+
+
+def heavy(loaded: list[str], never: tuple[str, ...]) -> list[str]:
+    return [name for name in loaded if name.split(".")[0] in never]
+
+
+def test_help_loads_nothing_heavy() -> None:
+    loaded = loaded_by(
+        "from oncache.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    )
+    assert heavy(loaded, NEVER_FOR_HELP) == []
     assert [name for name in loaded if name.startswith("oncache")] == [
         "oncache",
         "oncache.cli",
@@ -187,3 +195,8 @@ def test_help_loads_nothing_heavy() -> None:
         "oncache.core",
         "oncache.core.errors",
     ]
+
+
+def test_reading_verbs_do_not_load_what_only_changes_need() -> None:
+    verbs = ", ".join(f"oncache.cli.{verb}" for verb in READING)
+    assert heavy(loaded_by(f"import {verbs}"), NEVER_FOR_READING) == []

@@ -38,7 +38,8 @@ def test_this_is_a_checkout() -> None:
 
 
 def test_the_demo_shows_figures_caches_and_counters() -> None:
-    rows = [{"index": n, "addresses": ["10.1.0.11"], "device": "v", "mac": "m"} for n in range(9)]
+    pod = {"addresses": ["10.1.0.11"], "device": "v", "mac": "m", "generation": 1}
+    rows = [{"index": n, **pod} for n in range(9)]
     report = {**REPORT, "caches": {**REPORT["caches"], "ingress": rows}}
     told = demo.render(report, lambda _: "THE TABLE")
     assert "\n\nTHE TABLE\n\nFilter cache of host c:\n" in told
@@ -70,10 +71,10 @@ def test_bench_prints_a_table_and_writes_one_line(
 
 
 def test_bench_tells_what_programs_cost() -> None:
-    cost = {"ns": 41.5, "verified_insns": 912, "jited_bytes": 2310}
+    cost = {"ns": 41.5, "ns_miss": 80.0, "verified_insns": 912, "jited_bytes": 2310}
     told = bench.render({**REPORT, "programs": {"from_pod": cost}}, lambda _: "THE TABLE")
     assert told.splitlines()[0] == "THE TABLE"
-    assert told.splitlines()[-1].split() == ["from_pod", "41.5", "912", "2310"]
+    assert told.splitlines()[-1].split() == ["from_pod", "41.5", "80", "912", "2310"]
 
 
 def test_no_rounds_is_wrong_usage() -> None:

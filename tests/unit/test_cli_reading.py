@@ -12,7 +12,8 @@ import pytest
 from oncache.cli import caches, explain, stats, status
 from oncache.cli.tuples import endpoint
 from oncache.core.errors import ConfigError
-from oncache.plane import Explanation, FlowRow, HalfRow, PathRow, PodEntry
+from oncache.flows import FlowRow, HalfRow
+from oncache.plane import Explanation, PathRow, PodEntry
 
 COUNTERS: dict[str, Any] = {
     "hits": {"from_pod": 60, "from_wire": 30, "local": 0},
@@ -68,7 +69,7 @@ def test_rates_are_per_second_and_never_negative() -> None:
 
 
 def test_a_flow_row() -> None:
-    row = caches.flow_row(FLOW, {3: "vp1"})
+    row = caches.flow_row(FLOW, {"10.1.0.11": "vp1"})
     assert row["device"] == "vp1"
     assert row["egress"]["fast"] is True
     assert row["ingress"] == {"fast": False, **EMPTY._asdict()}
@@ -88,10 +89,20 @@ def test_a_flow_of_a_forgotten_pod_has_no_device() -> None:
 
 def test_the_quick_dump_says_what_json_says() -> None:
     odd = FLOW._replace(closed=True, local="fd00::11", ingress=READY._replace(peer='"\\'))
-    flows, devices = [FLOW, odd, FLOW._replace(egress=EMPTY)], {3: 'v"p1'}
+    flows, devices = [FLOW, odd, FLOW._replace(egress=EMPTY)], {"10.1.0.11": 'v"p1'}
+    form = caches.text_form(devices)
+
+    def half(row: HalfRow) -> str:
+        return form.half(form.shared(row._replace(age_seconds=0.0)), row.age_seconds)
+
+    texts = [form.row(*flow[:-2], half(flow.egress), half(flow.ingress)) for flow in flows]
     rows = [caches.flow_row(flow, devices) for flow in flows]
-    assert caches.filter_json(flows, devices) == json.dumps(rows)
-    assert caches.filter_json([], {}) == "[]"
+    assert "".join(caches.array(iter(texts))) == json.dumps(rows)
+
+
+@pytest.mark.parametrize("length", [0, 1, caches.PIECE, caches.PIECE + 1, 3 * caches.PIECE])
+def test_an_array_in_pieces_is_whole(length: int) -> None:
+    assert json.loads("".join(caches.array(map(str, range(length))))) == list(range(length))
 
 
 def test_a_path_row_has_addresses_as_text_and_devices_by_name() -> None:
@@ -102,13 +113,14 @@ def test_a_path_row_has_addresses_as_text_and_devices_by_name() -> None:
 
 
 def test_a_pod_row() -> None:
-    row = caches.pod_row(0, POD)
+    row = caches.pod_row(0, POD, 3)
     assert row == {
         "index": 0,
         "addresses": ["10.1.0.11"],
         "device": "if4000002",
         "ifindex": 4_000_002,
         "mac": "02:00:00:03:01:11",
+        "generation": 3,
     }
     assert "10.1.0.11" in caches.render_ingress([row])
 
@@ -119,7 +131,7 @@ PLANE: dict[str, Any] = {
     "deadline_margin_seconds": 4.2,
     "uplinks": ["eth0"],
     "pod_devices": ["vp1"],
-    "pods": [caches.pod_row(0, POD)],
+    "pods": [caches.pod_row(0, POD, 3)],
     "peers": ["192.168.0.2"],
     "paths": 1,
     "flows": 2,

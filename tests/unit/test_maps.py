@@ -3,7 +3,10 @@
 
 import ctypes as ct
 
-from oncache.core.maps import to_dict, total
+import pytest
+
+from oncache.core.errors import LayoutError
+from oncache.core.maps import columns, to_dict, total
 
 
 class Hits(ct.Structure):
@@ -55,3 +58,20 @@ def test_the_total_has_the_shape_of_one_value() -> None:
     assert summed["hits"] == {"from_pod": 3, "local": 30}
     assert summed["delta"] == -3
     assert summed["octets"] == [0, 0, 0, 0]
+
+
+def test_columns_are_the_named_fields_in_order() -> None:
+    entry = Entry(hits=Hits(1, 1 << 40), delta=-3)
+    entry.parts[1].local = 9
+    taken = columns(Entry, ("hits.local", "delta", "parts")).unpack(bytes(entry))
+    assert taken == (1 << 40, -3, bytes(24) + b"\x09" + bytes(7))
+    assert columns(Entry, ("hits.local", "delta")).size == ct.sizeof(Entry)
+
+
+def test_columns_in_network_byte_order() -> None:
+    assert columns(Entry, ("port", "delta")).unpack(bytes(Entry(port=80, delta=2))) == (80, 2)
+
+
+def test_columns_of_two_byte_orders_are_refused() -> None:
+    with pytest.raises(LayoutError, match=r"hits\.local, port"):
+        columns(Entry, ("hits.local", "port"))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real programs on made-up packets: one node with one pod, one remote node with one pod.
 
-Nothing is attached. A scratch namespace holds the devices whose indices and MACs the programs
-see; conntrack does not run in it, so having seen both directions makes a flow fast.
+The tests of the programs and their cost in the benchmark both stand on it. Nothing is attached. A
+namespace holds the devices whose indices and MACs the programs see; conntrack does not run in it,
+so having seen both directions makes a flow fast.
 """
 
 import os
@@ -18,11 +19,11 @@ from scapy.layers.l2 import Ether
 from scapy.layers.vxlan import VXLAN
 from scapy.packet import Packet, Raw
 
+from netns_tests.lab import Host, Lab, inside
 from oncache.core import libbpf, maps
 from oncache.core.config import Limits
 from oncache.core.skb import SkbContext
 from oncache.plane import Plane, PodEntry, Settings
-from tests.bpf import toy
 
 POD, REMOTE = "10.1.0.11", "10.2.0.11"
 NEIGHBOUR = "10.1.0.12"
@@ -112,7 +113,7 @@ class Rig:
 
     def __init__(self, plane: Plane, uplink: int, pod: int, other: int) -> None:
         self.plane, self.uplink, self.pod, self.other = plane, uplink, pod, other
-        self._programs = plane.program_fds()
+        self.programs = plane.program_fds()
         self.settings = Settings(
             uplink=uplink,
             tunnel=999,
@@ -153,7 +154,7 @@ class Rig:
         uplink = program in ("from_wire", "to_wire")
         fields = {"ifindex": self.uplink if uplink else self.pod, **context}
         before = _flat(self.plane.counters())
-        ran = libbpf.test_run(self._programs[program], bytes(packet), SkbContext(**fields))
+        ran = libbpf.test_run(self.programs[program], bytes(packet), SkbContext(**fields))
         after = _flat(self.plane.counters())
         moved = {name: after[name] - before[name] for name in after if after[name] != before[name]}
         assert ran.ctx is not None
@@ -214,16 +215,28 @@ def delivered(packet: Packet, *, hops: int = 1) -> Packet:
 
 
 @contextmanager
-def rig(directory: Path) -> Iterator[Rig]:
-    with toy.bpffs(directory) as mount, toy.namespace():
-        uplink = toy.add_veth("uplink", "wire", address=NODE_MAC)
-        pod, other = toy.add_veth("pod", "inside"), toy.add_veth("other", "inside2")
-        plane = Plane.load(mount / "node", LIMITS)
-        try:
-            yield Rig(plane, uplink, pod, other)
-        finally:
-            plane.close()
-            Plane.unload(mount / "node")
+def rig() -> Iterator[Rig]:
+    """A rig in a laboratory of its own; the calling thread is in its namespace meanwhile."""
+    with Lab() as lab:
+        host = lab.host("rig")
+        uplink = _veth(host, "uplink", address=NODE_MAC)
+        pod, other = _veth(host, "pod"), _veth(host, "other")
+        with inside(host):
+            plane = Plane.load(host.bpf_dir, LIMITS)
+            try:
+                yield Rig(plane, uplink, pod, other)
+            finally:
+                plane.close()
+                Plane.unload(host.bpf_dir)
+
+
+def _veth(host: Host, name: str, **attributes: str) -> int:
+    """A pair of devices, both up; the index of the first, which gets the attributes."""
+    far = f"{name}-far"
+    host.netlink.link("add", ifname=name, kind="veth", peer={"ifname": far}, **attributes)
+    for each in (name, far):
+        host.up(each)
+    return host.index(name)
 
 
 def _mac(text: str) -> bytes:
