@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from netns_tests.lab import Agent, Host, Pod, ping, until
+from netns_tests.lab import Agent, Host, Pod, ping, sockets, until
 from oncache.core import libbpf, maps
 from oncache.plane import Plane
 
 SECONDS = 10.0
+_SO_RCVBUFFORCE = 33
 LONG_LEASE = 60.0
 
 OUT, IN = "hits.from_pod", "hits.from_wire"
@@ -108,3 +112,79 @@ def only_fast(nodes: Nodes, exchange: Callable[[], object]) -> bool:
 def warm(nodes: Nodes, exchange: Callable[[], object]) -> None:
     """Repeat an exchange in both directions until all of it is fast on both hosts."""
     until(lambda: only_fast(nodes, exchange), SECONDS, "fast both ways on both hosts")
+
+
+STEADY = ((1, 0.0005),)  # 2,000 packets a second
+
+
+class Numbered:
+    """Numbered datagrams in a thread, each sent back by another, until `stop`.
+
+    `rhythm` repeats: so many at once, then a pause of so many seconds.
+    """
+
+    def __init__(
+        self, near: Pod, far: Pod, rhythm: Iterable[tuple[int, float]], size: int
+    ) -> None:
+        self.sent = 0
+        self.there: list[int] = []
+        self.back: list[int] = []
+        self._rhythm = itertools.cycle(rhythm)
+        self._padding = bytes(size - 8)
+        self._ended = threading.Event()
+        self._here, self._far = sockets.udp(near), sockets.udp(far)
+        for each in (self._here, self._far):
+            each.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 16 << 20)
+        self._here.connect((str(far.address), self._far.getsockname()[1]))
+        self._far.connect((str(near.address), self._here.getsockname()[1]))
+        self._threads = [
+            threading.Thread(target=run) for run in (self._echo, self._collect, self._send)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _send(self) -> None:
+        for count, pause in self._rhythm:
+            for _ in range(count):
+                self._here.send(self.sent.to_bytes(8) + self._padding)
+                self.sent += 1
+            if self._ended.wait(pause):
+                break
+        self._here.send(b"")
+
+    def _echo(self) -> None:
+        while data := self._far.recv(2000):
+            self.there.append(int.from_bytes(data[:8]))
+            self._far.send(data)
+        self._far.send(b"")
+
+    def _collect(self) -> None:
+        while data := self._here.recv(2000):
+            self.back.append(int.from_bytes(data[:8]))
+
+    def stop(self) -> None:
+        """Stop sending, wait until the last datagram is back."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+        self._here.close()
+        self._far.close()
+
+    def assert_whole(self) -> None:
+        """Nothing lost, nothing twice, nothing out of turn."""
+        for way, seen in (("there", self.there), ("back", self.back)):
+            late = [b for a, b in itertools.pairwise(seen) if b < a]
+            assert not late, f"{way}: {len(late)} of {self.sent} were overtaken: {late[:10]}"
+            assert len(seen) == self.sent, f"{way}: {self.sent - len(seen)} of {self.sent} lost"
+
+
+@contextlib.contextmanager
+def numbered(
+    near: Pod, far: Pod, rhythm: Iterable[tuple[int, float]] = STEADY, size: int = 8
+) -> Iterator[Numbered]:
+    """A flow of numbered datagrams that runs during the block."""
+    running = Numbered(near, far, rhythm, size)
+    try:
+        yield running
+    finally:
+        running.stop()

@@ -5,7 +5,7 @@ What the fast path could not imitate is refused here, with both facts in the mes
 """
 
 from collections.abc import Iterable
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
 from fabric_agent.node.state import State
@@ -15,7 +15,8 @@ from oncache.core.errors import ConfigError, HostError
 from oncache.core.net import Address, Df, Link, Tunnel
 from oncache.plane import Settings
 
-OVERHEAD: Final = overlay.OVERHEAD
+# Outer IP, UDP and VXLAN header and the inner Ethernet header, by the outer IP's version.
+OVERHEAD: Final = {4: overlay.OVERHEAD, 6: overlay.OVERHEAD + 20}
 SWARM: Final = "an overlay whose tunnel is in another namespace (Docker swarm) cannot be used"
 
 
@@ -30,12 +31,13 @@ def settings(config: Config, state: State, port_range: tuple[int, int]) -> Setti
     tunnel = _vxlan(device)
     _refuse_unsupported(device, tunnel)
     _same_way(device, uplink)
-    _fits(device, uplink)
+    local = _local(tunnel, uplink, state.addresses)
+    _fits(device, uplink, OVERHEAD[local.version])
     port_min, port_max = _ports(tunnel, port_range)
     return Settings(
         uplink=uplink.index,
         tunnel=device.index,
-        local=_local(tunnel, uplink, state.addresses),
+        local=local,
         vni=tunnel.vni,
         port=tunnel.port,
         port_min=port_min,
@@ -46,6 +48,8 @@ def settings(config: Config, state: State, port_range: tuple[int, int]) -> Setti
         mtu=device.mtu,
         lease_seconds=config.lease_seconds,
         mark_mask=config.mark_mask,
+        zero_sum6_tx=tunnel.zero_csum6_tx,
+        zero_sum6_rx=tunnel.zero_csum6_rx,
     )
 
 
@@ -122,12 +126,12 @@ def _same_way(device: Link, uplink: Link) -> None:
         )
 
 
-def _fits(device: Link, uplink: Link) -> None:
-    if device.mtu + OVERHEAD > uplink.mtu:
+def _fits(device: Link, uplink: Link, overhead: int) -> None:
+    if device.mtu + overhead > uplink.mtu:
         raise HostError(
-            f"{device.name} has MTU {device.mtu}; with {OVERHEAD} bytes of outer headers that is"
+            f"{device.name} has MTU {device.mtu}; with {overhead} bytes of outer headers that is"
             f" more than the MTU {uplink.mtu} of {uplink.name}",
-            hint=f"set the MTU of {device.name} and of the pods to {uplink.mtu - OVERHEAD}",
+            hint=f"set the MTU of {device.name} and of the pods to {uplink.mtu - overhead}",
         )
 
 
@@ -138,11 +142,14 @@ def _ports(tunnel: Tunnel, port_range: tuple[int, int]) -> tuple[int, int]:
     return port_range
 
 
-def _local(tunnel: Tunnel, uplink: Link, addresses: Iterable[Address]) -> IPv4Address:
-    if tunnel.local is None:
-        return uplink_address(uplink, addresses)
-    if not isinstance(tunnel.local, IPv4Address):
+def _local(
+    tunnel: Tunnel, uplink: Link, addresses: Iterable[Address]
+) -> IPv4Address | IPv6Address:
+    """The tunnel's own address, else the uplink's first one, which the kernel would choose."""
+    if tunnel.local is not None:
+        return tunnel.local
+    if isinstance(tunnel.remote, IPv6Address):
         raise HostError(
-            f"the tunnel's own address {tunnel.local} is IPv6", hint="use an overlay over IPv4"
+            "the tunnel runs over IPv6 and has no local address", hint="set one on the device"
         )
-    return tunnel.local
+    return uplink_address(uplink, addresses)

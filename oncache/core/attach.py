@@ -4,14 +4,15 @@
 Where the kernel has tcx links (6.6+) a program is attached by a link pinned in bpffs, else by a
 filter on a clsact qdisc at a priority and handle of ours. Either way it stays when the process
 ends, is swapped in place and never removed and added again, and what others attached is left
-alone. Everything acts in the calling thread's network namespace; failures are OSError, ENODEV for
+alone. A device takes one XDP program only, always by a pinned link, which the kernel lets nobody
+replace. Everything acts in the calling thread's network namespace; failures are OSError, ENODEV for
 a device that is gone. Not for use inside an event loop: wrap it in ``asyncio.to_thread``.
 """
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from errno import ENODEV, ENOENT
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from oncache.core import libbpf
 from oncache.core.errors import BusyError
-from oncache.core.libbpf import AttachType
+from oncache.core.libbpf import AttachType, XdpMode
 
 if TYPE_CHECKING:
     from oncache.core import tc
@@ -99,6 +100,69 @@ def attached(ifindex: int, direction: Direction) -> list[Program]:
     return programs
 
 
+# --- XDP
+
+
+@dataclass(frozen=True, slots=True)
+class XdpHook:
+    """The XDP program of a device; ``native``: in its driver, before there is a packet to speak of."""
+
+    program: Program
+    native: bool
+
+
+def attach_xdp(ifindex: int, prog_fd: int, pin: Path) -> None:
+    """Attach a device's XDP program, native if its driver can, else generic; or swap ours in place.
+
+    ``pin`` is the attachment's name in bpffs; one that names another device is taken off that.
+    BusyError if somebody else's program is there: it is never replaced.
+    """
+    with _pinned(pin) as link:
+        if link is not None and _is_live_xdp(link, ifindex):
+            libbpf.link_update(link, prog_fd)
+            return
+    _remove_link(pin)
+    _keep(_create_xdp(ifindex, prog_fd), pin)
+
+
+def detach_xdp(pin: Path) -> None:
+    """Undo ``attach_xdp``; nothing happens if there is nothing of ours."""
+    _remove_link(pin)
+
+
+def xdp(ifindex: int, pin: Path | None = None) -> XdpHook | None:
+    """What is on a device's XDP hook, ours if ``pin`` put it there."""
+    held = libbpf.xdp_query(ifindex)
+    found = next(_program(held[0]), None) if held else None
+    if held is None or found is None:
+        return None
+    with _pinned(pin) if pin else nullcontext() as link:
+        ours = link is not None and _is_live_xdp(link, ifindex)
+    return XdpHook(replace(found, ours=ours), held[1] is XdpMode.NATIVE)
+
+
+def _create_xdp(ifindex: int, prog_fd: int) -> int:
+    held = xdp(ifindex)
+    if held is not None:
+        raise BusyError(
+            f"device {ifindex} already has the XDP program '{held.program.name}' of somebody else",
+            hint="remove it, or do without an XDP program of ours there",
+        )
+    try:
+        return libbpf.link_create(prog_fd, ifindex, AttachType.XDP, XdpMode.NATIVE)
+    except libbpf.BpfError as error:
+        # Drivers refuse for reasons of their own: no support, MTU, queues, offloads.
+        if error.errno == ENODEV:
+            raise
+    return libbpf.link_create(prog_fd, ifindex, AttachType.XDP, XdpMode.GENERIC)
+
+
+def _is_live_xdp(link: int, ifindex: int) -> bool:
+    # As for tcx: the device we see says what is on it.
+    info, held = libbpf.link_info(link), libbpf.xdp_query(ifindex)
+    return held is not None and (info.ifindex, info.prog_id) == (ifindex, held[0])
+
+
 # --- tcx links
 
 
@@ -108,7 +172,11 @@ def _attach_link(ifindex: int, attach_type: AttachType, prog_fd: int, pin: Path)
             libbpf.link_update(link, prog_fd)
             return
     _remove_link(pin)
-    link = libbpf.link_create(prog_fd, ifindex, attach_type)
+    _keep(libbpf.link_create(prog_fd, ifindex, attach_type), pin)
+
+
+def _keep(link: int, pin: Path) -> None:
+    """Give a new link its name; without one it would go with this process."""
     try:
         libbpf.pin(link, pin)
     except OSError:

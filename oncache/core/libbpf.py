@@ -635,9 +635,9 @@ def link_info(link_fd: int) -> LinkInfo:
 
 
 def xdp_query(ifindex: int) -> tuple[int, XdpMode] | None:
-    """(program id, where it runs) of a device's XDP program; None if it has none.
+    """(program id, where it runs) of a device's XDP program; None without one or without device.
 
-    A device holds one for native and generic mode together. ENODEV if there is no such device.
+    A device holds one program at most, in one of the modes.
     """
     options = _XdpOptions(sz=ct.sizeof(_XdpOptions))
     _check(_library().bpf_xdp_query(ifindex, 0, ct.byref(options)), f"query XDP of {ifindex}")

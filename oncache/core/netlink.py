@@ -39,6 +39,7 @@ from pyroute2.netlink.rtnl import (
     RTM_DELRULE,
     RTM_GETADDR,
     RTM_GETLINK,
+    RTM_GETROUTE,
     RTM_NEWADDR,
     RTM_NEWLINK,
     RTM_NEWNEIGH,
@@ -403,6 +404,14 @@ class Netlink:
         with _host_errors("read the routes"):
             found = [_route(message) async for message in await self._ip.route("dump")]
         return [route for route in found if route is not None]
+
+    async def routes_of(self, protocol: int) -> list[Route]:
+        """IPv4 routes of all tables that this RTPROT_* number made; the kernel picks them out."""
+        request = rtmsg()
+        request["family"], request["proto"] = socket.AF_INET, protocol
+        flags = NLM_F_REQUEST | NLM_F_DUMP
+        found = await self._ask(self._strict, request, RTM_GETROUTE, flags, "read the routes")
+        return [route for route in map(_route, found) if route is not None]
 
     async def neighbours(self) -> list[Neighbour]:
         """ARP and neighbour discovery tables."""
