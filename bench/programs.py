@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from scapy.layers.inet import UDP
+from scapy.packet import Packet
 
 from bench import rig as lab
 from bench.rig import BASE, REDIRECT, Rig, from_pod, to_pod, udp, udp_back, wrap
@@ -109,12 +110,12 @@ def _cases(rig: Rig) -> list[Case]:
     ]
 
 
-def _runner(program: int, packet: lab.Packet, **fields: int) -> Run:
+def _runner(program: int, packet: Packet, **fields: int) -> Run:
     data, context = bytes(packet), SkbContext(**fields)
     return lambda: libbpf.test_run(program, data, context)
 
 
-def _second(first: Run, program: int, packet: lab.Packet, ifindex: int) -> Run:
+def _second(first: Run, program: int, packet: Packet, ifindex: int) -> Run:
     """The second hook of a base path packet, which needs the mark that the first one gave."""
     data = bytes(packet)
 

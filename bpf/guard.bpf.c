@@ -152,7 +152,8 @@ int guard(struct xdp_md *ctx)
 	if (o.family && !destination_ours(ctx, &o))
 		return pass(&count->elsewhere);
 
-	stranger_note(&o.source);
+	if (o.family)
+		stranger_note(&o.source);
 	if (kind == OUTER_OBSCURE)
 		count->obscure++;
 	else

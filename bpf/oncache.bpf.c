@@ -20,6 +20,7 @@
 #include "lib/flow.h"
 #include "lib/headers.h"
 #include "lib/mac.h"
+#include "lib/nat.h"
 #include "lib/packet.h"
 #include "lib/path.h"
 #include "lib/peer.h"
@@ -52,6 +53,14 @@ static __always_inline __u64 *half_unfit(const struct flow *flow, const struct h
 	return NULL;
 }
 
+static __always_inline void flow_ends(struct flow *flow, const struct packet *p)
+{
+	if (p->tcp_flags & TCP_FIN)
+		flow->closed = 1;
+	else if (p->tcp_flags & TCP_RST)
+		flow->reset = 1;
+}
+
 /*
  * A packet that no entry may carry or learn from: what does it mean for its flow?
  * Nothing, if it did not come from where the flow's packets come from.
@@ -60,6 +69,7 @@ static __noinline int flow_disturbed(struct __sk_buff *skb, const struct packet 
 				     enum journey journey)
 {
 	struct flow *flow = flow_get(&p->key);
+	struct flow_key key = p->key;
 	struct half *half;
 	struct pod *pod;
 
@@ -71,13 +81,19 @@ static __noinline int flow_disturbed(struct __sk_buff *skb, const struct packet 
 		return 0;
 	if (journey == FROM_WIRE && flow->in.seen && !address_equal(&flow->in.peer, &p->peer))
 		return 0;
-	if (packet_opens(p))
+	flow_key_other(&key, half);
+	if (packet_opens(p)) {
+		bpf_map_delete_elem(&filter_cache, &key);
 		return bpf_map_delete_elem(&filter_cache, &p->key);
-	if (p->key.protocol == IPPROTO_TCP && p->tcp_flags & TCP_FIN)
-		flow->closed = 1;
-	else if (p->key.protocol == IPPROTO_TCP && p->tcp_flags & TCP_RST)
-		flow->reset = 1;
+	}
 	half_unsettle(half);
+	if (p->key.protocol == IPPROTO_TCP)
+		flow_ends(flow, p);
+	if (half->nat_port && p->key.protocol == IPPROTO_TCP) {
+		flow = flow_get(&key);
+		if (flow)
+			flow_ends(flow, p);
+	}
 	return 0;
 }
 
@@ -196,14 +212,14 @@ static __always_inline int push_inner(struct __sk_buff *skb, const struct packet
 				      __u32 at, int verdict, struct counters *count)
 {
 	struct ip4 ip = p->ip4;
-	__u8 ttl = p->ttl - hops;
+	struct ip6 ip6 = p->ip6;
 	long failed;
 
 	if (verdict != TC_ACT_REDIRECT)
 		return verdict;
 	if (p->is_ip6) {
-		failed = bpf_skb_store_bytes(skb, at + __builtin_offsetof(struct ip6, hop_limit),
-					     &ttl, sizeof(ttl), 0);
+		ip6.hop_limit -= hops;
+		failed = bpf_skb_store_bytes(skb, at, &ip6, sizeof(ip6), 0);
 	} else {
 		ip4_lose_hops(&ip, hops);
 		failed = bpf_skb_store_bytes(skb, at, &ip, sizeof(ip), 0);
@@ -291,6 +307,7 @@ int from_pod(struct __sk_buff *skb)
 	struct flow *flow;
 	struct path *path;
 	__u64 *reason, now;
+	int verdict;
 
 	if (!count || !cfg)
 		return TC_ACT_UNSPEC;
@@ -323,9 +340,18 @@ int from_pod(struct __sk_buff *skb)
 	reason = pod_unfit(skb, cfg, &p, flow, now, count, &path);
 	if (reason)
 		return pod_miss(skb, &p, &flow->out, count, reason);
-	if (p.is_ip6 || path->length != sizeof(struct vxlan4))
-		return push_other(skb, path, &p, &flow->out, count);
-	return push(skb, cfg, path, &p, &flow->out, count);
+	if (!flow->out.nat_port && !p.is_ip6 && path->length == sizeof(struct vxlan4))
+		return push(skb, cfg, path, &p, &flow->out, count);
+	if (flow->out.nat_port)
+		nat_ip(&p, &flow->out, FROM_POD);
+	verdict = push_other(skb, path, &p, &flow->out, count);
+	if (verdict != TC_ACT_REDIRECT || !flow->out.nat_port)
+		return verdict;
+	if (!nat_l4(skb, &p, &flow->out, path->length, FROM_POD))
+		return verdict;
+	count->hits.from_pod--;
+	count->dropped.unfinished++;
+	return TC_ACT_SHOT;
 }
 
 /* ---- wire to pod ------------------------------------------------------- */
@@ -523,12 +549,18 @@ int from_wire(struct __sk_buff *skb)
 		return wire_miss(skb, &p, half, count, reason);
 
 	ifindex = pod->ifindex;
+	if (half->nat_port)
+		nat_ip(&p, half, FROM_WIRE);
 	if (p.is_ip6)
 		failed = strip6(skb, &p, &outer, flow, count);
 	else
 		failed = strip4(skb, &p, &outer, half, pod, count);
 	if (failed)
 		return failed;
+	if (half->nat_port && nat_l4(skb, &p, half, sizeof(struct eth), FROM_WIRE)) {
+		count->dropped.unfinished++;
+		return TC_ACT_SHOT;
+	}
 	count->hits.from_wire++;
 	return into_pod(skb, half, ifindex);
 }
@@ -553,11 +585,14 @@ static __always_inline __u64 *learn_start(struct __sk_buff *skb, const struct co
 /* Is what the second hook sees what the first one wrote down, and worth an entry? */
 static __always_inline __u64 *learn_check(struct __sk_buff *skb, const struct slot *slot,
 					  const struct packet *p, struct counters *count,
-					  enum tracking *tracking)
+					  enum tracking *tracking, int *translated)
 {
-	if (!flow_key_equal(&slot->key, &p->key) || slot->ttl < p->ttl)
+	*translated = !flow_key_equal(&slot->key, &p->key);
+	if (slot->ttl < p->ttl || !flow_key_same_local(&slot->key, &p->key))
 		return &count->not_learned.translated;
-	*tracking = conntrack_state(skb, &p->key);
+	*tracking = conntrack_state(skb, &slot->key, slot->journey, *translated);
+	if (*translated && *tracking == UNTRACKED)
+		return &count->not_learned.translated;
 	if (*tracking == NOT_ESTABLISHED)
 		return &count->not_learned.unestablished;
 	return NULL;
@@ -600,7 +635,7 @@ static __always_inline int half_current(const struct half *half, __u64 pod, __u3
 static __always_inline int learn_half(struct half *half, struct half *other,
 				      const struct config *cfg, const struct slot *slot,
 				      const struct packet *p, enum tracking tracking, __u64 pod,
-				      __u64 path, struct counters *count)
+				      __u64 path, int translated, struct counters *count)
 {
 	__u32 generation = *(volatile const __u32 *)&cfg->generation;
 
@@ -611,6 +646,8 @@ static __always_inline int learn_half(struct half *half, struct half *other,
 	half->generation = generation;
 	half->hops = slot->ttl - p->ttl;
 	half->peer = slot->peer;
+	half->nat = p->key.remote;
+	half->nat_port = translated ? p->key.remote_port : 0;
 	mac_copy(half->to_mac, slot->to_mac);
 	half->learned = bpf_ktime_get_coarse_ns();
 	half->left = slot->number;
@@ -621,8 +658,8 @@ static __always_inline int learn_half(struct half *half, struct half *other,
 	if (!half->sent)
 		half->sent = slot->number - !packet_accepts(p);
 	half->seen = 1;
-	half->ready = tracking != ANSWERED && half_current(other, pod, generation);
-	if (half->ready)
+	half->ready = tracking != ANSWERED && other && half_current(other, pod, generation);
+	if (half->ready && other)
 		other->ready = 1;
 	return leave(&count->learned);
 }
@@ -754,7 +791,8 @@ int to_wire(struct __sk_buff *skb)
 	struct slot slot = {};
 	struct packet p = {};
 	struct config *cfg;
-	struct flow *flow;
+	struct flow *flow, *pair;
+	int translated;
 	__u64 *reason;
 	long index;
 
@@ -771,18 +809,20 @@ int to_wire(struct __sk_buff *skb)
 	if (path_read(skb, &path, &p, count))
 		return leave(&count->not_learned.tunnel);
 
-	reason = learn_check(skb, &slot, &p, count, &tracking);
+	reason = learn_check(skb, &slot, &p, count, &tracking, &translated);
 	if (reason)
 		return leave(reason);
 	index = path_intern(&path);
 	state = path_state_get(index);
 	if (index < 0 || !state)
 		return leave(&count->not_learned.full);
-	flow = learn_entry(&p.key, tracking, count);
+	flow = learn_entry(&slot.key, tracking, count);
 	if (!flow)
 		return TC_ACT_UNSPEC;
-	return learn_half(&flow->out, &flow->in, cfg, &slot, &p, tracking, slot.pod,
-			  reference(index, *(volatile __u32 *)&state->generation), count);
+	pair = translated ? flow_get(&p.key) : flow;
+	return learn_half(&flow->out, pair ? &pair->in : NULL, cfg, &slot, &p, tracking, slot.pod,
+			  reference(index, *(volatile __u32 *)&state->generation), translated,
+			  count);
 }
 
 SEC("tc")
@@ -793,7 +833,8 @@ int to_pod(struct __sk_buff *skb)
 	struct slot slot = {};
 	struct packet p = {};
 	struct config *cfg;
-	struct flow *flow;
+	struct flow *flow, *pair;
+	int translated;
 	struct cursor c;
 	struct eth *eth;
 	struct pod *pod;
@@ -825,17 +866,19 @@ int to_pod(struct __sk_buff *skb)
 	    !mac_equal(p.to_mac, pod->mac))
 		return leave(&count->not_learned.foreign);
 
-	reason = learn_check(skb, &slot, &p, count, &tracking);
+	reason = learn_check(skb, &slot, &p, count, &tracking, &translated);
 	if (reason)
 		return leave(reason);
-	flow = learn_entry(&p.key, tracking, count);
+	flow = learn_entry(&slot.key, tracking, count);
 	if (!flow)
 		return TC_ACT_UNSPEC;
+	pair = translated ? flow_get(&p.key) : flow;
 	mac_copy(flow->in.from_mac, from_mac);
 	/* The pod's receive queue is not seen: see into_pod(). */
 	flow->in.queued = bpf_ktime_get_ns();
-	return learn_half(&flow->in, &flow->out, cfg, &slot, &p, tracking,
-			  reference(index, *(volatile __u32 *)&pod->generation), 0, count);
+	return learn_half(&flow->in, pair ? &pair->out : NULL, cfg, &slot, &p, tracking,
+			  reference(index, *(volatile __u32 *)&pod->generation), 0, translated,
+			  count);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -23,6 +23,8 @@ OUT, IN = "hits.from_pod", "hits.from_wire"
 FAST = frozenset({OUT, IN})
 # Address resolution and tunnel-less chatter of the hosts themselves.
 BACKGROUND = frozenset({"base_path.not_ip", "base_path.not_tunnel"})
+# The same where there is IPv6: neighbour discovery, and multicast reports with their router alert.
+BACKGROUND6 = BACKGROUND | {"base_path.icmp_type", "base_path.ip_options"}
 
 
 def flat(counters: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
@@ -39,8 +41,9 @@ def flat(counters: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
 class Meter:
     """What a plane counts from the construction on."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: Plane, background: frozenset[str] = BACKGROUND) -> None:
         self._plane = plane
+        self._background = background
         self._start = flat(plane.counters())
 
     def moved(self) -> dict[str, int]:
@@ -49,7 +52,7 @@ class Meter:
         return {
             name: now[name] - before
             for name, before in self._start.items()
-            if now[name] != before and name not in BACKGROUND
+            if now[name] != before and name not in self._background
         }
 
 
@@ -66,7 +69,7 @@ class Node:
         return self.host.pods["p1"]
 
     def meter(self) -> Meter:
-        return Meter(self.plane)
+        return Meter(self.plane, BACKGROUND6 if self.host.ip6 else BACKGROUND)
 
     def evict(self) -> int:
         """Empty the filter cache, as pressure by other flows would; returns how many were there."""
@@ -81,9 +84,10 @@ Nodes = tuple[Node, Node]
 
 def introduce_pods(hosts: tuple[Host, Host]) -> None:
     """One ping each way: every neighbour is known before an agent looks, so none is news."""
-    one, other = hosts
-    assert ping(one.pods["p1"], other.pods["p1"].address, 1).received
-    assert ping(other.pods["p1"], one.pods["p1"].address, 1).received
+    pods = tuple(host.pods["p1"] for host in hosts)
+    for version in (4, 6) if hosts[0].ip6 else (4,):
+        for near, far in (pods, pods[::-1]):
+            assert ping(near, far.ip(version), 1).received
 
 
 @contextlib.contextmanager
@@ -120,11 +124,11 @@ STEADY = ((1, 0.0005),)  # 2,000 packets a second
 class Numbered:
     """Numbered datagrams in a thread, each sent back by another, until `stop`.
 
-    `rhythm` repeats: so many at once, then a pause of so many seconds.
+    `rhythm` repeats: so many at once, then a pause of so many seconds. `version` is IP's.
     """
 
     def __init__(
-        self, near: Pod, far: Pod, rhythm: Iterable[tuple[int, float]], size: int
+        self, near: Pod, far: Pod, rhythm: Iterable[tuple[int, float]], size: int, version: int
     ) -> None:
         self.sent = 0
         self.there: list[int] = []
@@ -132,11 +136,12 @@ class Numbered:
         self._rhythm = itertools.cycle(rhythm)
         self._padding = bytes(size - 8)
         self._ended = threading.Event()
-        self._here, self._far = sockets.udp(near), sockets.udp(far)
+        self._here = sockets.udp(near, version=version)
+        self._far = sockets.udp(far, version=version)
         for each in (self._here, self._far):
             each.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 16 << 20)
-        self._here.connect((str(far.address), self._far.getsockname()[1]))
-        self._far.connect((str(near.address), self._here.getsockname()[1]))
+        self._here.connect((str(far.ip(version)), self._far.getsockname()[1]))
+        self._far.connect((str(near.ip(version)), self._here.getsockname()[1]))
         self._threads = [
             threading.Thread(target=run) for run in (self._echo, self._collect, self._send)
         ]
@@ -180,10 +185,14 @@ class Numbered:
 
 @contextlib.contextmanager
 def numbered(
-    near: Pod, far: Pod, rhythm: Iterable[tuple[int, float]] = STEADY, size: int = 8
+    near: Pod,
+    far: Pod,
+    rhythm: Iterable[tuple[int, float]] = STEADY,
+    size: int = 8,
+    version: int = 4,
 ) -> Iterator[Numbered]:
     """A flow of numbered datagrams that runs during the block."""
-    running = Numbered(near, far, rhythm, size)
+    running = Numbered(near, far, rhythm, size, version)
     try:
         yield running
     finally:

@@ -277,9 +277,9 @@ def test_a_denied_port_is_never_fast(nodes: Nodes, variant: Variant) -> None:
 # ----------------------------------------------------------------------------------- and conntrack
 
 
-def invalid(host: Host) -> int:
+def invalid(host: Host, family: str = "ip") -> int:
     """Packets that the policy dropped as INVALID."""
-    rules = json.loads(host.command(["nft", "-j", "list", "table", "ip", "lab_policy"]).stdout)
+    rules = json.loads(host.command(["nft", "-j", "list", "table", family, "lab_policy"]).stdout)
     first = next(each["rule"] for each in rules["nftables"] if "rule" in each)
     return sum(e["counter"]["packets"] for e in first["expr"] if "counter" in e)
 

@@ -18,6 +18,7 @@ from oncache.core.errors import OncacheError
 from oncache.core.net import IpAddress
 from oncache.core.netlink import Netlink
 from oncache.core.sysctl import Journal
+from oncache.guard import Guard
 from oncache.plane import Plane
 
 log = logging.getLogger(__name__)
@@ -67,9 +68,15 @@ def take_off(bpf_dir: Path, run_dir: Path) -> None:
     conntrack accepts, then remove programs, pins and an overlay of our making."""
     pods = _stop(bpf_dir)
     restore(run_dir, pods)
-    Plane.unload(bpf_dir)
+    unload(bpf_dir)
     asyncio.run(_remove_overlay())
     log.info("detached bpf_dir=%s", bpf_dir)
+
+
+def unload(bpf_dir: Path) -> None:
+    """Detach every program of ours and remove every pin, whatever the layout. Idempotent."""
+    Guard.unload(bpf_dir)
+    Plane.unload(bpf_dir)
 
 
 def _stop(bpf_dir: Path) -> frozenset[IpAddress] | None:

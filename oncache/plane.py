@@ -10,7 +10,7 @@ import ctypes as ct
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import starmap
@@ -160,7 +160,7 @@ class Plane:
         bpffs.require(bpf_dir)
         programs = libbpf.Object(path)
         _resize(programs, limits)
-        wanted = _MAPS + programs.btf.layout_hash(_pinned(programs))
+        wanted = _layout(programs)
         _refuse_other_layouts(bpf_dir, wanted)
         home = bpf_dir / wanted
         for name in _pinned(programs):
@@ -175,8 +175,13 @@ class Plane:
 
     @classmethod
     def open(cls, bpf_dir: Path) -> "Plane":
-        """The pinned maps alone, for reading; NotLoadedError if there are none."""
+        """The pinned maps alone, for reading.
+
+        Raises NotLoadedError if there are none, LayoutError if they are another build's.
+        """
         home = _home(bpf_dir)
+        with closing(libbpf.Object(OBJECT)) as programs:
+            _refuse(bpf_dir, [home.name], _layout(programs))
         return cls(bpf_dir, {pin.name: libbpf.get(pin) for pin in home.iterdir()}, None)
 
     def close(self) -> None:
@@ -629,12 +634,21 @@ def _pin_maps(programs: libbpf.Object, home: Path) -> None:
 
 def _refuse_other_layouts(bpf_dir: Path, wanted: str) -> None:
     bpf_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    others = sorted(home.name for home in bpf_dir.glob(_MAPS + "*") if home.name != wanted)
+    _refuse(bpf_dir, (home.name for home in bpf_dir.glob(_MAPS + "*")), wanted)
+
+
+def _refuse(bpf_dir: Path, homes: Iterable[str], wanted: str) -> None:
+    others = sorted(home for home in homes if home != wanted)
     if others:
         raise LayoutError(
             f"{bpf_dir} holds the maps of another build ({others[0]}, this one needs {wanted})",
             hint="run 'oncache detach' (traffic goes on by the base path), then start again",
         )
+
+
+def _layout(programs: libbpf.Object) -> str:
+    """The name of the directory in which maps of this build's layout are pinned."""
+    return _MAPS + programs.btf.layout_hash(_pinned(programs))
 
 
 def _home(bpf_dir: Path) -> Path:

@@ -42,7 +42,8 @@ extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 
 /* include/uapi/linux/netfilter/nf_conntrack_common.h and nf_conntrack_tcp.h */
 #define CT_SEEN_REPLY (1 << 1)
-#define CT_NAT_MASK (1 << 4 | 1 << 5)
+#define CT_SRC_NAT (1 << 4)
+#define CT_DST_NAT (1 << 5)
 #define CT_DYING (1 << 9)
 #define CT_TCP_SYN_RECV 2
 #define CT_TCP_ESTABLISHED 3
@@ -61,9 +62,14 @@ static __always_inline enum tracking conntrack_tcp(__u8 state)
 	return state == CT_TCP_SYN_RECV ? ANSWERED : NOT_ESTABLISHED;
 }
 
-static __always_inline enum tracking conntrack_state(struct __sk_buff *skb,
-						     const struct flow_key *key)
+/*
+ * key: as the first hook of the journey saw the packet; of a translated flow the
+ * other view is not found. Not inlined: the stack of the callers has no room for it.
+ */
+static __noinline enum tracking conntrack_state(struct __sk_buff *skb, const struct flow_key *key,
+						enum journey journey, int translated)
 {
+	int out = journey == FROM_POD;
 	struct bpf_ct_opts opts = { .netns_id = -1, .l4proto = key->protocol };
 	enum tracking state = ESTABLISHED;
 	struct bpf_sock_tuple tuple = {};
@@ -75,24 +81,28 @@ static __always_inline enum tracking conntrack_state(struct __sk_buff *skb,
 	    !bpf_ct_release)
 		return UNTRACKED;
 	if (address_is_ip4(&key->local)) {
-		tuple.ipv4.saddr = key->local.word[3];
-		tuple.ipv4.daddr = key->remote.word[3];
-		tuple.ipv4.sport = key->local_port;
-		tuple.ipv4.dport = key->remote_port;
+		tuple.ipv4.saddr = (out ? key->local : key->remote).word[3];
+		tuple.ipv4.daddr = (out ? key->remote : key->local).word[3];
+		tuple.ipv4.sport = out ? key->local_port : key->remote_port;
+		tuple.ipv4.dport = out ? key->remote_port : key->local_port;
 		size = sizeof(tuple.ipv4);
 	} else {
-		__builtin_memcpy(tuple.ipv6.saddr, &key->local, sizeof(key->local));
-		__builtin_memcpy(tuple.ipv6.daddr, &key->remote, sizeof(key->remote));
-		tuple.ipv6.sport = key->local_port;
-		tuple.ipv6.dport = key->remote_port;
+		const struct address *from = out ? &key->local : &key->remote;
+		const struct address *to = out ? &key->remote : &key->local;
+
+		__builtin_memcpy(tuple.ipv6.saddr, from, sizeof(*from));
+		__builtin_memcpy(tuple.ipv6.daddr, to, sizeof(*to));
+		tuple.ipv6.sport = out ? key->local_port : key->remote_port;
+		tuple.ipv6.dport = out ? key->remote_port : key->local_port;
 		size = sizeof(tuple.ipv6);
 	}
 	ct = bpf_skb_ct_lookup(skb, &tuple, size, &opts, sizeof(opts));
 	if (!ct)
 		return UNTRACKED;
 	status = ct->status;
-	/* A translation that both hooks see alike is not one we understand. */
-	if (!(status & CT_SEEN_REPLY) || status & (CT_DYING | CT_NAT_MASK))
+	/* A translation of the source, or one that the hooks do not see, is not understood. */
+	if (!(status & CT_SEEN_REPLY) || status & (CT_DYING | CT_SRC_NAT) ||
+	    !(status & CT_DST_NAT) != !translated)
 		state = NOT_ESTABLISHED;
 	else if (key->protocol == IPPROTO_TCP)
 		/* "ct state established" still matches in CLOSE_WAIT: ask TCP itself. */

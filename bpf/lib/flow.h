@@ -43,6 +43,14 @@ struct half {
 	__u8 from_mac[6]; /* way in: source MAC to write */
 	__u32 hash; /* way out: the kernel's flow hash, once it was needed */
 	struct address peer; /* way in: outer source */
+	/*
+	 * A translated flow (a service): what the remote end is on the other side of
+	 * the translation. Written to the packet on a hit, and the key of the entry
+	 * that holds the other direction. nat_port is 0 where nothing is translated.
+	 */
+	struct address nat;
+	__be16 nat_port;
+	__u8 pad2[6];
 };
 
 struct flow {
@@ -54,8 +62,8 @@ struct flow {
 };
 
 _Static_assert(sizeof(struct flow_key) == 40, "hash key: explicit padding only");
-_Static_assert(sizeof(struct half) == 80, "explicit padding only");
-_Static_assert(sizeof(struct flow) == 168, "explicit padding only");
+_Static_assert(sizeof(struct half) == 104, "explicit padding only");
+_Static_assert(sizeof(struct flow) == 216, "explicit padding only");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -71,9 +79,24 @@ static __always_inline int flow_key_equal(const struct flow_key *a, const struct
 	       a->protocol == b->protocol;
 }
 
+static __always_inline int flow_key_same_local(const struct flow_key *a, const struct flow_key *b)
+{
+	return address_equal(&a->local, &b->local) && a->local_port == b->local_port &&
+	       a->protocol == b->protocol;
+}
+
 static __always_inline struct flow *flow_get(const struct flow_key *key)
 {
 	return bpf_map_lookup_elem(&filter_cache, key);
+}
+
+/* The key of the entry with the other direction: another one where the flow is translated. */
+static __always_inline void flow_key_other(struct flow_key *key, const struct half *half)
+{
+	if (!half->nat_port)
+		return;
+	key->remote = half->nat;
+	key->remote_port = half->nat_port;
 }
 
 static __always_inline struct half *flow_half(struct flow *flow, enum journey journey)

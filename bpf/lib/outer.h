@@ -2,8 +2,7 @@
 /*
  * The outer addresses and UDP port of a frame, through whatever the kernel reads
  * through on its way to them: VLAN tags, IPv4 options, IPv6 extension headers. For
- * XDP programs; nothing here decides. Bytes are loaded by helper, because a frame
- * may lie in several buffers and a header at any offset.
+ * XDP programs; nothing here decides.
  */
 #pragma once
 
@@ -45,6 +44,17 @@ struct outer {
 	__be16 port; /* UDP destination */
 };
 
+/* The helper reaches every buffer of a frame, but costs as much as the rest of the way. */
+static __always_inline int outer_load(struct xdp_md *ctx, __u32 at, void *to, __u32 size)
+{
+	void *from = (void *)(long)ctx->data + at;
+
+	if (from + size > (void *)(long)ctx->data_end)
+		return bpf_xdp_load_bytes(ctx, at, to, size);
+	__builtin_memcpy(to, from, size);
+	return 0;
+}
+
 static __always_inline int vlan_proto(__be16 proto)
 {
 	return proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD);
@@ -54,7 +64,7 @@ static __always_inline enum outer_kind outer_udp(struct xdp_md *ctx, __u32 at, s
 {
 	struct udp udp;
 
-	if (bpf_xdp_load_bytes(ctx, at, &udp, sizeof(udp)))
+	if (outer_load(ctx, at, &udp, sizeof(udp)))
 		return OUTER_OTHER;
 	o->port = udp.dport;
 	return OUTER_UDP;
@@ -68,7 +78,7 @@ static __always_inline enum outer_kind outer_ip4(struct xdp_md *ctx, __u32 at, s
 {
 	struct ip4 ip;
 
-	if (bpf_xdp_load_bytes(ctx, at, &ip, sizeof(ip)))
+	if (outer_load(ctx, at, &ip, sizeof(ip)))
 		return OUTER_OTHER;
 	if (ip.version_ihl >> 4 != 4 || (ip.version_ihl & 15) < 5 || ip.protocol != IPPROTO_UDP)
 		return OUTER_OTHER;
@@ -103,7 +113,7 @@ static __always_inline enum outer_kind outer_ip6(struct xdp_md *ctx, __u32 at, s
 	__u32 length;
 	__u8 next;
 
-	if (bpf_xdp_load_bytes(ctx, at, &ip, sizeof(ip)) || bpf_ntohl(ip.flow) >> 28 != IP6_VERSION)
+	if (outer_load(ctx, at, &ip, sizeof(ip)) || bpf_ntohl(ip.flow) >> 28 != IP6_VERSION)
 		return OUTER_OTHER;
 	if (address_is_ip4(&ip.saddr)) /* nobody's, and it would look like an IPv4 peer's */
 		return OUTER_OTHER;
@@ -115,7 +125,7 @@ static __always_inline enum outer_kind outer_ip6(struct xdp_md *ctx, __u32 at, s
 	for (int i = 0; i < OUTER_EXTENSIONS_MAX; i++) {
 		if (next == IPPROTO_UDP)
 			return outer_udp(ctx, at, o);
-		if (bpf_xdp_load_bytes(ctx, at, &extension, sizeof(extension)))
+		if (outer_load(ctx, at, &extension, sizeof(extension)))
 			return OUTER_OTHER;
 		length = extension_length(next, &extension);
 		if (!length)
@@ -135,11 +145,11 @@ static __always_inline enum outer_kind outer_read(struct xdp_md *ctx, struct out
 	struct eth eth;
 	__be16 proto;
 
-	if (bpf_xdp_load_bytes(ctx, 0, &eth, sizeof(eth)))
+	if (outer_load(ctx, 0, &eth, sizeof(eth)))
 		return OUTER_OTHER;
 	proto = eth.proto;
 	for (int i = 0; i < OUTER_TAGS_MAX && vlan_proto(proto); i++) {
-		if (bpf_xdp_load_bytes(ctx, at, &tag, sizeof(tag)))
+		if (outer_load(ctx, at, &tag, sizeof(tag)))
 			return OUTER_OTHER;
 		proto = tag.proto;
 		at += sizeof(tag);

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -19,11 +19,14 @@ from typing import Any, Final
 
 from fabric_agent.node import control, plan, reconcile, sources
 from fabric_agent.node import state as states
+from fabric_agent.node.guarding import Guarding
+from fabric_agent.node.keeper import DOCUMENTS, Keeper
 from fabric_agent.node.notify import notify
 from fabric_agent.node.plan import Desired
 from fabric_agent.node.reconcile import DataPath
 from fabric_agent.node.settings import find_uplink, settings, uplink_address
 from fabric_agent.node.state import State
+from fabric_agent.store import Watch, open_store
 from oncache import host
 from oncache.core import bpffs, overlay, sysctl
 from oncache.core.config import BuiltinOverlay, Config
@@ -82,6 +85,7 @@ class Agent:
         self._mode = Mode.DETACHED
         self._since = datetime.now(UTC)
         self._plane: DataPath | None = None
+        self._guard = Guarding(config)
         self._lock: int | None = None
         self._desired: Desired | None = None
         self._troubles: reconcile.Troubles = {}
@@ -89,6 +93,7 @@ class Agent:
         self._waiting_for = ""
         self._audited = 0.0
         self._acted_upon: State | None = None
+        self._keeper: Keeper | None = None
 
     # --- life
 
@@ -109,11 +114,35 @@ class Agent:
             Netlink() as self._netlink,
             control.serve(self._config.run_dir, self._request),
         ):
-            await self._attach()
-            self._ready()
-            await self._serve_and_listen()
-            notify("STOPPING=1")
-            await self._leave()
+            with self._slices():
+                await self._attach()
+                await self._settle_slices()
+                self._ready()
+                await self._serve_and_listen()
+                notify("STOPPING=1")
+                await self._leave()
+
+    @contextlib.contextmanager
+    def _slices(self) -> Iterator[None]:
+        """For the block, hear what the store says of this node's slices, if it may have any."""
+        node = self._config.slices_node
+        if node is None:
+            yield
+            return
+        store = open_store(self._config.store)
+        loop = asyncio.get_running_loop()
+        with store.watch(DOCUMENTS) as watch:
+            self._keeper = Keeper(store, node, self._netlink)
+            loop.add_reader(watch.fileno(), self._store_changed, self._keeper, watch)
+            try:
+                yield
+            finally:
+                loop.remove_reader(watch.fileno())
+
+    def _store_changed(self, keeper: Keeper, watch: Watch) -> None:
+        if keeper.key in watch.changes():
+            keeper.stale = True
+            self._inbox.put_nowait([])
 
     def _ready(self) -> None:
         notify("READY=1")
@@ -137,8 +166,11 @@ class Agent:
     async def _leave(self) -> None:
         if self._options.detach_on_exit:
             await self._detach()
+            if self._keeper is not None:
+                await self._keeper.remove()
         elif self._plane is not None:
             self._plane.close()
+            self._guard.close()
             log.info("leaving, data path runs on for %.1f s", self._config.deadline_seconds)
 
     async def _serve(self) -> None:
@@ -173,6 +205,8 @@ class Agent:
             return
         for event in item:
             self._state = states.apply(self._state, event)
+            if self._keeper is not None:
+                self._keeper.hear(event)
         await self._settle()
 
     # --- requests
@@ -232,6 +266,9 @@ class Agent:
         pods, slots = len(self._desired.pods) if self._desired else 0, self._config.limits.pods
         if pods > slots:
             found.append(f"{pods} pods here, but limits.pods is {slots}")
+        if self._plane is not None and self._guard.problem:
+            found.append(f"guard: {self._guard.problem}")
+        found += self._keeper.problems if self._keeper else []
         return found + [f"{self._device(i)}: {text}" for i, text in sorted(self._troubles.items())]
 
     async def _flush(self) -> None:
@@ -257,6 +294,7 @@ class Agent:
             desired = self._wanted()
             plane = await asyncio.to_thread(self._load)
             undo.callback(plane.close)
+            undo.callback(self._guard.close)
             await asyncio.to_thread(host.prepare, self._config.run_dir)
             # What an earlier agent left was not watched since, and runs the programs it loaded.
             self._state = states.all_doubtful(self._state)
@@ -276,7 +314,7 @@ class Agent:
             undo.push_async_callback(self._restore)
 
     async def _restore(self) -> None:
-        await asyncio.to_thread(Plane.unload, self._config.bpf_dir)
+        await asyncio.to_thread(host.unload, self._config.bpf_dir)
         await asyncio.to_thread(host.restore, self._config.run_dir, ())
 
     async def _make_overlay(self, undo: contextlib.AsyncExitStack) -> None:
@@ -297,6 +335,7 @@ class Agent:
         if self._plane is None:
             return
         self._plane.close()
+        self._guard.close()
         self._plane = None
         await asyncio.to_thread(host.take_off, self._config.bpf_dir, self._config.run_dir)
         self._unlock()
@@ -322,7 +361,8 @@ class Agent:
     # --- keeping in step
 
     async def _settle(self) -> None:
-        """Bring plane and deadline up to date with all that was heard."""
+        """Bring slices, plane and deadline up to date with all that was heard."""
+        await self._settle_slices()
         self._state = await sources.catch_up(self._state, self._netlink, self._events)
         if self._plane is None:
             self._state = states.settled(self._state)
@@ -333,11 +373,22 @@ class Agent:
         except OncacheError as error:
             self._wait(self._plane, error)
             return
-        self._plane.enable(self._config.deadline_seconds)
+        self._refresh_deadlines(self._plane)
         self._enter(Mode.ATTACHED)
+
+    def _refresh_deadlines(self, plane: DataPath) -> None:
+        plane.enable(self._config.deadline_seconds)
+        self._guard.enable(self._config.deadline_seconds)
+
+    async def _settle_slices(self) -> None:
+        # A next hop that is replaced sends no event of a route, yet tunnels may take it.
+        if self._keeper is not None and self._keeper.due and await self._keeper.settle():
+            changes = self._state.changes | {states.RoutingChanged()}
+            self._state = replace(self._state, changes=changes)
 
     def _wait(self, plane: DataPath, error: OncacheError) -> None:
         plane.disable()
+        self._guard.disable()
         self._backlog = []
         # What changes meanwhile is not worked out one by one.
         self._state, self._acted_upon = states.all_doubtful(self._state), None
@@ -357,6 +408,7 @@ class Agent:
     async def _carry_out(
         self, plane: DataPath, desired: Desired, *, replace_programs: bool = False
     ) -> None:
+        await self._settle_guard(desired)
         actual = await asyncio.to_thread(reconcile.read, plane)
         if replace_programs:
             actual = plan.with_old_programs(actual)
@@ -372,7 +424,13 @@ class Agent:
         self._desired, self._audited, self._acted_upon = desired, time.monotonic(), self._state
         self._warn(troubles)
         self._troubles = {i: t for i, t in self._troubles.items() if i in desired.pods} | troubles
-        plane.enable(self._config.deadline_seconds)
+        self._refresh_deadlines(plane)
+
+    async def _settle_guard(self, desired: Desired) -> None:
+        """Before anything else: a new peer's packets must not be kept waiting."""
+        device = self._state.links.get(desired.settings.tunnel)
+        learning = bool(device and device.tunnel and device.tunnel.learning)
+        await asyncio.to_thread(self._guard.settle, desired, learning=learning)
 
     async def _work_off_one(self) -> None:
         """One action of the backlog; what is heard meanwhile comes before the next."""
@@ -384,7 +442,7 @@ class Agent:
         self._troubles.pop(action.ifindex, None)
         self._troubles |= troubles
         if self._mode is Mode.ATTACHED:
-            self._plane.enable(self._config.deadline_seconds)
+            self._refresh_deadlines(self._plane)
 
     def _warn(self, troubles: reconcile.Troubles) -> None:
         for index, trouble in troubles.items():

@@ -22,9 +22,10 @@ async def serve(run_dir: Path, obey: Obey) -> AsyncIterator[None]:
     """Answer requests by ``obey(verb, arguments)`` until the block ends.
 
     The socket is for root only. BusyError if another agent answers there; a socket that a dead one
-    left is replaced.
+    left is replaced. A directory made for it goes with it, unless something else is there by then.
     """
     path = run_dir / control.SOCKET
+    made = not run_dir.exists()
     listener = _bind(path)
     server = await asyncio.start_unix_server(lambda r, w: _client(r, w, obey), sock=listener)
     try:
@@ -32,6 +33,9 @@ async def serve(run_dir: Path, obey: Obey) -> AsyncIterator[None]:
     finally:
         server.close()
         path.unlink(missing_ok=True)
+        if made:
+            with contextlib.suppress(OSError):
+                run_dir.rmdir()
 
 
 def _bind(path: Path) -> socket.socket:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
+from typing import Final
 
 from fabric_agent.node import slices
 from fabric_agent.node.slices import Act, Desired, Kernel, Setting, Step
@@ -18,21 +20,23 @@ from oncache.core.netlink import Netlink
 
 log = logging.getLogger(__name__)
 
-DOCUMENTS = "nodes"
+DOCUMENTS: Final = "nodes"
+AUDIT_SECONDS: Final = 30.0  # how often the kernel is compared although nothing was heard
 
 
 class Keeper:
     """One node's slices, in the network namespace that ``netlink`` speaks to.
 
-    ``stale`` says that store or kernel may have changed since the last ``settle``; ``problems``
-    are for the operator. What is wrong here never keeps the data path from its work.
+    ``stale``: store or kernel may have changed since the last ``settle``. ``problems`` are for the
+    operator. What is wrong here never keeps the data path from its work.
     """
 
     def __init__(self, store: Store, node: str, netlink: Netlink) -> None:
         self.stale = True
         self.problems: list[str] = []
+        self.key = f"{DOCUMENTS}/{node}"
         self._store = store
-        self._key = f"{DOCUMENTS}/{node}"
+        self._settled = 0.0
         self._netlink = netlink
         self._last: Kernel | None = None
 
@@ -47,9 +51,14 @@ class Keeper:
             case _:
                 pass
 
+    @property
+    def due(self) -> bool:
+        """Is it time for ``settle``?"""
+        return self.stale or time.monotonic() - self._settled > AUDIT_SECONDS
+
     async def settle(self) -> bool:
         """Bring the kernel in step; True if packets may take other ways than before."""
-        self.stale = False
+        self.stale, self._settled = False, time.monotonic()
         try:
             desired = await asyncio.to_thread(self._document)
             self.problems = list(_unmet(desired.settings))
@@ -63,19 +72,21 @@ class Keeper:
         await self._bring_about(Desired())
 
     def _document(self) -> Desired:
-        document = self._store.get(self._key)
+        document = self._store.get(self.key)
         return slices.read(document.value) if document else Desired()
 
     async def _bring_about(self, desired: Desired) -> bool:
         want = slices.wanted(desired, await self._netlink.ready_devices())
-        todo = slices.steps(want, await self._read())
-        for step in todo:
-            await self._take(step)
-        moved = bool(todo) or want != self._last
+        moved = want != self._last
+        # To read the kernel takes longer than to tell it, and traffic may be waiting.
+        if moved and self._last is not None:
+            await self._take_all(slices.steps(want, self._last))
         self._last = want
-        if todo:
-            log.info("slices: %d changes, %d rules in force", len(todo), len(want.rules))
-        return moved
+        todo = slices.steps(want, await self._read())
+        await self._take_all(todo)
+        if moved or todo:
+            log.info("slices: %d routes, %d rules in force", len(want.routes), len(want.rules))
+        return moved or bool(todo)
 
     async def _read(self) -> Kernel:
         return slices.ours(
@@ -83,6 +94,10 @@ class Keeper:
             await self._netlink.routes_of(PROTOCOL),
             await self._netlink.rules(),
         )
+
+    async def _take_all(self, todo: list[Step]) -> None:
+        for step in todo:
+            await self._take(step)
 
     async def _take(self, step: Step) -> None:
         netlink, setting = self._netlink, step.act is Act.SET
@@ -102,11 +117,11 @@ class Keeper:
 
 def _unmet(settings: tuple[Setting, ...]) -> Iterator[str]:
     for setting in settings:
-        values = [
+        mine, everywhere = (
             int(sysctl.read(f"ipv4.conf.{device}.{setting.name}") or 0)
-            for device in (setting.device, "all")
-        ]
-        if not setting.held_by(*values):
+            for device in (setting.device.replace(".", "/"), "all")
+        )
+        if not setting.held_by(mine, everywhere):
             yield (
                 f"slices: net.ipv4.conf.{setting.device}.{setting.name} must be {setting.value}, "
                 f"answers may leave by another NIC"

@@ -142,9 +142,7 @@ def _ports(tunnel: Tunnel, port_range: tuple[int, int]) -> tuple[int, int]:
     return port_range
 
 
-def _local(
-    tunnel: Tunnel, uplink: Link, addresses: Iterable[Address]
-) -> IPv4Address | IPv6Address:
+def _local(tunnel: Tunnel, uplink: Link, addresses: Iterable[Address]) -> IPv4Address | IPv6Address:
     """The tunnel's own address, else the uplink's first one, which the kernel would choose."""
     if tunnel.local is not None:
         return tunnel.local

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from ipaddress import IPv4Address, IPv4Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network
 from typing import Any, Final, TypeVar
 
 from fabric_agent.slices.hosts import FORMAT, NUMBERS, PROTOCOL
@@ -20,7 +20,8 @@ from oncache.core.config import Section
 from oncache.core.errors import ConfigError
 from oncache.core.net import NextHop, Route, Rule
 
-T = TypeVar("T", IPv4Address, IPv4Network)
+T = TypeVar("T", IPv4Address, IPv4Network, int)
+Item = NextHop | Route | Rule
 
 RTN_UNICAST: Final = 1
 RTN_UNREACHABLE: Final = 7
@@ -82,7 +83,7 @@ class Step:
     """One message to the kernel; to set replaces what bears the same number or key."""
 
     act: Act
-    item: NextHop | Route | Rule
+    item: Item
 
 
 # ------------------------------------------------------------------------------------- documents
@@ -155,7 +156,7 @@ def _setting(entry: Section) -> Setting:
     start = "net.ipv4.conf."
     if not before.startswith(start):
         raise ConfigError(f"{entry.name('name')} is {name!r}", hint=f"it must begin with {start}")
-    value = int(entry.take("value", _text))
+    value = entry.take("value", _parsed(int, "a number"))
     return Setting(before.removeprefix(start), last, value)
 
 
@@ -258,16 +259,17 @@ def steps(want: Kernel, have: Kernel) -> list[Step]:
     before its routes do; in a table the unreachable comes first and goes last.
     """
     keys = {_key(route) for route in want.routes}
-    made = [*want.hops - have.hops, *_by_metric(want.routes - have.routes, last_first=True)]
-    gone = [
+    made: list[Item] = [
+        *(want.hops - have.hops),
+        *_by_metric(want.routes - have.routes, last_first=True),
+        *(want.rules - have.rules),
+    ]
+    gone: list[Item] = [
         *(have.rules - want.rules),
         *(route for route in _by_metric(have.routes - want.routes) if _key(route) not in keys),
         *(hop for hop in have.hops if hop.id not in {each.id for each in want.hops}),
     ]
-    return [
-        *(Step(Act.SET, item) for item in (*made, *(want.rules - have.rules))),
-        *(Step(Act.REMOVE, item) for item in gone),
-    ]
+    return [*(Step(Act.SET, item) for item in made), *(Step(Act.REMOVE, item) for item in gone)]
 
 
 def _key(route: Route) -> tuple[object, ...]:

@@ -16,9 +16,10 @@ from itertools import product
 from fabric_agent.ocs.slots import NEVER, Arc, Slots, bits
 from fabric_agent.ocs.wiring import DARK
 
-DEPTH = 6
-# Steps of the search per spine index: what a saturated index of 32 pods needs, twice.
-NODES = 900
+DEPTH = 8
+# Steps of the search per spine index; a saturated one of 32 pods needs a third of it.
+NODES = 2000
+LAST_NODES = 150
 IMPROVE_DEPTH = 2
 
 Ends = tuple[int, int]
@@ -99,7 +100,12 @@ def place_all(slots: Slots, pool: list[Ends], rng: random.Random, *, depth: int)
     for limit in range(depth + 1):
         rng.shuffle(pool)
         pool = [link for link in pool if not search.place(*link, limit)]
-    return [link for link in pool if not (slots.direct(*link) or slots.force(*link))]
+    return [link for link in pool if not _place_last(slots, link)]
+
+
+def _place_last(slots: Slots, link: Ends) -> bool:
+    """Each forced link changes the slots, so the next may find a chain again."""
+    return Search(slots, nodes=LAST_NODES).place(*link, DEPTH) or slots.force(*link)
 
 
 def improve(slots: Slots, rng: random.Random) -> None:

@@ -96,7 +96,6 @@ def _host_part(fabric: Fabric, part: Slice, host: int, broken: Broken) -> Json:
             for seat in seats
         ],
         "ports": [row for seat in seats for row in _port_rows(fabric, part, seat, broken)],
-        "peers": [_peer(fabric, rank, nic) for rank, nic in enumerate(part.ranks)],
     }
 
 
@@ -195,6 +194,16 @@ def _port_rows(fabric: Fabric, part: Slice, seat: Seat, broken: Broken) -> Itera
         }
 
 
+def job_document(fabric: Fabric, part: Slice) -> Json:
+    """Who is in a slice: once for all its hosts, because it grows with the slice."""
+    return {
+        "format": FORMAT,
+        "slice": part.name,
+        "number": part.number,
+        "peers": [_peer(fabric, rank, nic) for rank, nic in enumerate(part.ranks)],
+    }
+
+
 def _peer(fabric: Fabric, rank: int, nic: int) -> Json:
     mine = fabric.nics[nic]
     return {
@@ -206,19 +215,20 @@ def _peer(fabric: Fabric, rank: int, nic: int) -> Json:
     }
 
 
-def files(document: Json, name: str, directory: str) -> dict[str, str]:
-    """The files of a slice on a host, by name, from the host's document: the rank file, the source
-    ports of pairs for RDMA collectives, and the environment that goes with them. They are meant
-    for ``directory``. ConfigError for a slice with more pairs than the library reads."""
-    part = next((part for part in document["slices"] if part["slice"] == name), None)
+def files(document: Json, job: Json, directory: str) -> dict[str, str]:
+    """The files of a slice on a host, by name, from the host's document and the slice's: the rank
+    file, the source ports of pairs for RDMA collectives, and the environment that goes with them,
+    all meant for ``directory``. ConfigError for a host that has no part of the slice, or for more
+    pairs than the library reads."""
+    part = next((part for part in document["slices"] if part["slice"] == job["slice"]), None)
     if part is None:
         raise ConfigError(
-            f"{document['node']} has no part of slice {name}",
-            hint="'fabric-agent slices list' names the slices",
+            f"{document['node']} has no part of slice {job['slice']}",
+            hint="'fabric-agent slices show' lists the hosts of a slice",
         )
     return {
-        "ranks": rank_file(part["peers"]),
-        PORT_FILE: port_file(part),
+        "ranks": rank_file(job["peers"]),
+        PORT_FILE: port_file(part, job["peers"]),
         "environment": environment(part, directory),
     }
 
@@ -228,10 +238,10 @@ def rank_file(peers: Sequence[Json]) -> str:
     return "".join(f"rank {p['rank']}={p['host']} slot={p['slot']}\n" for p in peers)
 
 
-def port_file(part: Json) -> str:
+def port_file(part: Json, peers: Sequence[Json]) -> str:
     """``source,destination=port`` for each pair that crosses the fabric."""
     by_prefix: dict[str, list[str]] = {}
-    for peer in part["peers"]:
+    for peer in peers:
         by_prefix.setdefault(peer["prefix"], []).append(peer["address"])
     lines = [
         f"{row['source']},{address}={row['source_ports'][0]}\n"

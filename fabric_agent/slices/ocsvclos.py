@@ -122,7 +122,7 @@ class _Shape:
 
 def _shapes(free: Occupancy, gpus: int) -> Iterator[_Shape]:
     """What the counts of free ports allow: m * n = gpus, fewest leaves first, on the fullest leaves
-    that have room; then uneven ones."""
+    that have room; then uneven ones, fewest links first."""
     room = [
         (nics.bit_count(), up.bit_count(), leaf)
         for leaf, (nics, up) in enumerate(zip(free.nics, free.uplinks, strict=True))
@@ -131,10 +131,11 @@ def _shapes(free: Occupancy, gpus: int) -> Iterator[_Shape]:
     down = [mask.bit_count() for mask in free.downlinks]
     widths = range(max(count for count, _, _ in room), 0, -1)
     for find in (_even, _uneven):
-        for n in widths:
-            shares = find([each for each in room if each[1] >= n], n, gpus)
-            if len(shares) > 1 and sum(count // len(shares) for count in down) >= n:
-                yield _Shape(tuple(sorted(shares)), n)
+        found = [(find([each for each in room if each[1] >= n], n, gpus), n) for n in widths]
+        shapes = [_Shape(tuple(sorted(shares)), n) for shares, n in found if len(shares) > 1]
+        for shape in sorted(shapes, key=lambda shape: len(shape.shares) * shape.n):
+            if sum(count // len(shape.shares) for count in down) >= shape.n:
+                yield shape
 
 
 def _even(room: list[tuple[int, int, int]], n: int, gpus: int) -> list[tuple[int, int]]:
@@ -187,12 +188,33 @@ class _Circuits:
         come first (order 1) or last (order -1)."""
         spines: list[int] = []
         counts = [(mask.bit_count(), spine) for spine, mask in enumerate(self.ports.spines)]
-        for count, spine in sorted(counts, key=lambda item: (order * item[0], item[1])):
+        m = len(leaves)
+        for count, spine in sorted(counts, key=lambda each: (each[0] % m, order * each[0])):
             for _ in range(min(n - len(spines), count // len(leaves))):
-                if not all(self.join(leaf, spine) for leaf in leaves):
-                    return None
+                if not self._column(leaves, spine):
+                    break
                 spines.append(spine)
-        return spines if len(spines) == n else None
+            if len(spines) == n:
+                return spines
+        return None
+
+    def _column(self, leaves: Sequence[int], spine: int) -> bool:
+        """One virtual spine, whole or not at all."""
+        for place, leaf in enumerate(leaves):
+            if not self.join(leaf, spine):
+                for joined in leaves[:place]:
+                    self._part(joined, spine)
+                return False
+        return True
+
+    def _part(self, leaf: int, spine: int) -> None:
+        link = next(
+            link
+            for link, before in self.origin.items()
+            if before is None and (link.leaf, link.spine) == (leaf, spine)
+        )
+        self.remove(link)
+        self.ports.give(link)
 
     def join(self, leaf: int, spine: int) -> bool:
         """A new circuit. If no optical switch is free at both ends, the chain of other circuits

@@ -77,7 +77,6 @@ class Agent:
     def start(self) -> None:
         """Write the configuration, start, wait for the ready byte."""
         self.config_path.write_text(yaml.safe_dump(self._config, sort_keys=False))
-        self.run_dir.mkdir(parents=True, exist_ok=True)
         ready, theirs = os.pipe()
         try:
             with self._log_path.open("ab") as log:

@@ -57,12 +57,12 @@ class Lab:
         namespaces.mount("bpf", self.bpffs, "bpf")
         self._undo.callback(namespaces.unmount, self.bpffs)
 
-    def host(self, label: str) -> Host:
-        """Add a host: an IPv4 router without wires or pods yet."""
+    def host(self, label: str, *, ip6: bool = False) -> Host:
+        """Add a host: an IPv4 (and IPv6) router without wires or pods yet."""
         work = self.directory / label
         work.mkdir()
         with undisturbed():
-            made = Host(self.name, label, len(self.hosts) + 1, work, self.bpffs)
+            made = Host(self.name, label, len(self.hosts) + 1, work, self.bpffs, ip6=ip6)
             self._undo.callback(made.delete)
         self.hosts[label] = made
         return made
@@ -88,9 +88,10 @@ class Lab:
         mtu: int = 1500,
         device: Vxlan | None = None,
         shape: Shape = Shape.BRIDGE,
+        ip6: bool = False,
     ) -> tuple[Host, Host]:
-        """Two wired hosts with an overlay and one pod "p1" each."""
-        one, other = (self.host(label) for label in labels)
+        """Two wired hosts with an overlay and one pod "p1" each; with `ip6`, dual stack."""
+        one, other = (self.host(label, ip6=ip6) for label in labels)
         self.wire(one, other, mtu=mtu)
         self.vxlan(one, other, device=device, shape=shape)
         for host in (one, other):

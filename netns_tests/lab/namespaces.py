@@ -127,8 +127,11 @@ class Namespace:
     one forgotten socket keeps a namespace and its devices alive.
     """
 
-    def __init__(self, name: str) -> None:
-        """Make the namespace `name`, with lo up and IPv6 off to keep the wire quiet."""
+    def __init__(self, name: str, *, ip6: bool = False) -> None:
+        """Make the namespace `name`, with lo up; without `ip6`, IPv6 is off to keep the wire quiet.
+
+        With it, addresses are usable at once (no duplicate detection) and nobody asks for routers.
+        """
         self.name = name
         self.path = RUN / name
         self._owned = contextlib.ExitStack()
@@ -137,7 +140,9 @@ class Namespace:
         try:
             _bind_new(self.path)
             for scope in ("default", "all"):
-                self.sysctl(f"net.ipv6.conf.{scope}.disable_ipv6", 1)
+                self.sysctl(f"net.ipv6.conf.{scope}.disable_ipv6", int(not ip6))
+                self.sysctl(f"net.ipv6.conf.{scope}.accept_dad", 0)
+                self.sysctl(f"net.ipv6.conf.{scope}.router_solicitations", 0)
                 self.sysctl(f"net.ipv4.conf.{scope}.rp_filter", 0)
             self.up("lo")
         except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Any
 
 from netns_tests.lab.errors import LabError
@@ -13,7 +13,8 @@ from netns_tests.lab.hosts import BRIDGE, UPLINK, Attachment, Host, Kind, Shape,
 from netns_tests.lab.namespaces import Namespace
 
 UNDERLAY = IPv4Network("192.0.2.0/24")
-OUTER_BYTES = 50  # Ethernet 14, IPv4 20, UDP 8, VXLAN 8
+UNDERLAY6 = IPv6Network("fd00:ffff::/64")
+OUTER_BYTES = {4: 50, 6: 70}  # Ethernet 14, IPv4 20 or IPv6 40, UDP 8, VXLAN 8
 INHERIT = "inherit"
 
 _TOS_INHERIT = 1  # drivers/net/vxlan: this value of the attribute means "as the inner packet"
@@ -26,7 +27,9 @@ class Vxlan:
 
     `tos`: 0-255 or "inherit". `ttl`: 1-255, 0 for the system's default, or "inherit".
     `df`: "unset", "set" or "inherit". `port_range`: first and last outer source port, (0, 0) for
-    the system's. `mtu`: the device's and its pods'; None: what the uplink leaves.
+    the system's. `mtu`: the device's and its pods'; None: what the uplink leaves. `outer`: the IP
+    version of the underlay, 4 or 6; over 6 the UDP checksum may be left out (sent) and be missing
+    (taken) only if the device says so: `zero_checksum6_tx`, `zero_checksum6_rx`.
     """
 
     vni: int = 1
@@ -35,6 +38,9 @@ class Vxlan:
     ttl: int | str = 0
     df: str = "unset"
     udp_checksum: bool = False
+    outer: int = 4
+    zero_checksum6_tx: bool = False
+    zero_checksum6_rx: bool = False
     port_range: tuple[int, int] = (0, 0)
     mtu: int | None = None
 
@@ -51,6 +57,8 @@ class Vxlan:
             "vxlan_tos": _TOS_INHERIT if self.tos == INHERIT else self.tos,
             "vxlan_df": _DF[self.df],
             "vxlan_udp_csum": int(self.udp_checksum),
+            "vxlan_udp_zero_csum6_tx": int(self.zero_checksum6_tx),
+            "vxlan_udp_zero_csum6_rx": int(self.zero_checksum6_rx),
         }
         if self.ttl == INHERIT:
             made["vxlan_ttl_inherit"] = True
@@ -67,6 +75,10 @@ def _address(host: Host) -> None:
     index = host.index(UPLINK)
     prefix = UNDERLAY.prefixlen
     host.netlink.addr("add", index=index, address=str(host.address), prefixlen=prefix)
+    if host.ip6:
+        host.address6 = UNDERLAY6[host.number]
+        prefix = UNDERLAY6.prefixlen
+        host.netlink.addr("add", index=index, address=str(host.address6), prefixlen=prefix)
     host.up(UPLINK)
 
 
@@ -98,9 +110,13 @@ def switched_wire(switch: Namespace, hosts: Sequence[Host], mtu: int) -> None:
         _address(host)
 
 
-def _tunnel_address(host: Host, shape: Shape) -> IPv4Address:
+def _tunnel_addresses(host: Host, shape: Shape) -> list[IPv4Address | IPv6Address]:
     # In the bridge shape .1 is the bridge's; Flannel gives its device the network address.
-    return host.pod_range[0] if shape is Shape.BRIDGE else host.gateway
+    bridged = shape is Shape.BRIDGE
+    own: list[IPv4Address | IPv6Address] = [host.pod_range[0] if bridged else host.gateway]
+    if host.ip6:
+        own.append(host.pod_range6[0] if bridged else host.gateway6)
+    return own
 
 
 def _make_bridge(host: Host, mtu: int) -> None:
@@ -109,6 +125,9 @@ def _make_bridge(host: Host, mtu: int) -> None:
     index = host.index(BRIDGE)
     prefix = host.pod_range.prefixlen
     host.netlink.addr("add", index=index, address=str(host.gateway), prefixlen=prefix)
+    if host.ip6:
+        prefix = host.pod_range6.prefixlen
+        host.netlink.addr("add", index=index, address=str(host.gateway6), prefixlen=prefix)
     host.up(BRIDGE)
 
 
@@ -116,7 +135,8 @@ def _make_tunnel(host: Host, vxlan: Vxlan, shape: Shape) -> None:
     if host.address is None:
         raise LabError(f"host {host.label} has no uplink", hint="call lab.wire(...) first")
     uplink = host.netlink.link("get", ifname=host.uplink)[0]
-    mtu = vxlan.mtu or uplink.get("mtu") - OUTER_BYTES
+    mtu = vxlan.mtu or uplink.get("mtu") - OUTER_BYTES[vxlan.outer]
+    local = "vxlan_local" if vxlan.outer == 4 else "vxlan_local6"
     host.netlink.link(
         "add",
         ifname=vxlan.device,
@@ -124,25 +144,32 @@ def _make_tunnel(host: Host, vxlan: Vxlan, shape: Shape) -> None:
         address=mac(Kind.TUNNEL, host.number),
         mtu=mtu,
         vxlan_link=uplink["index"],
-        vxlan_local=str(host.address),
+        **{local: str(host.ip(vxlan.outer))},
         **vxlan.attributes(),
     )
     index = host.index(vxlan.device)
-    own = str(_tunnel_address(host, shape))
-    host.netlink.addr("add", index=index, address=own, prefixlen=32)
+    for own in _tunnel_addresses(host, shape):
+        prefix = own.max_prefixlen
+        host.netlink.addr("add", index=index, address=str(own), prefixlen=prefix)
     host.up(vxlan.device)
     host.overlay = Attachment(vxlan.device, shape, mtu)
     if shape is Shape.BRIDGE:
         _make_bridge(host, mtu)
 
 
-def introduce(host: Host, other: Host, shape: Shape) -> None:
-    """Tell `host` how to reach the pods of `other`: neighbour, forwarding entry, route."""
+def introduce(host: Host, other: Host, shape: Shape, outer: int = 4) -> None:
+    """Tell `host` how to reach the pods of `other`: neighbours, forwarding entry, routes.
+
+    Both families share the device, where Flannel makes two.
+    """
     index = host.index(host.tunnel)
-    hop, address = str(_tunnel_address(other, shape)), mac(Kind.TUNNEL, other.number)
-    host.netlink.neigh("add", dst=hop, lladdr=address, ifindex=index, state="permanent")
-    host.netlink.fdb("add", ifindex=index, lladdr=address, dst=str(other.address))
-    host.netlink.route("add", dst=str(other.pod_range), gateway=hop, oif=index, flags=["onlink"])
+    address = mac(Kind.TUNNEL, other.number)
+    host.netlink.fdb("add", ifindex=index, lladdr=address, dst=str(other.ip(outer)))
+    ranges = (other.pod_range, other.pod_range6)
+    for hop, pods in zip(_tunnel_addresses(other, shape), ranges, strict=False):
+        way = {"gateway": str(hop), "oif": index, "flags": ["onlink"]}
+        host.netlink.neigh("add", dst=str(hop), lladdr=address, ifindex=index, state="permanent")
+        host.netlink.route("add", dst=str(pods), **way)
 
 
 def join(hosts: Sequence[Host], vxlan: Vxlan, shape: Shape) -> None:
@@ -152,4 +179,4 @@ def join(hosts: Sequence[Host], vxlan: Vxlan, shape: Shape) -> None:
     for host in hosts:
         for other in hosts:
             if other is not host:
-                introduce(host, other, shape)
+                introduce(host, other, shape, vxlan.outer)

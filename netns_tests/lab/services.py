@@ -14,9 +14,9 @@ from ipaddress import IPv4Address
 from netns_tests.lab.hosts import Host
 
 _POLICY = """
-table ip lab_policy
-delete table ip lab_policy
-table ip lab_policy {{
+table {family} lab_policy
+delete table {family} lab_policy
+table {family} lab_policy {{
   chain forward {{
     type filter hook forward priority 0; policy accept;
     ct state invalid counter drop
@@ -40,19 +40,25 @@ def _load(host: Host, rules: str) -> None:
     host.command(["nft", "-f", "-"], text=rules)
 
 
+def _families(host: Host) -> tuple[str, ...]:
+    return ("ip", "ip6") if host.ip6 else ("ip",)
+
+
 def policy(host: Host, deny: Sequence[int] = ()) -> None:
     """kube-proxy's FORWARD chain, and a drop of new flows to each port in `deny` (TCP and UDP).
 
-    Called again it replaces the rules.
+    For each family of IP that the host has, a table of its own. Called again it replaces the rules.
     """
     ports = ", ".join(str(port) for port in deny)
     denials = f"meta l4proto {{ tcp, udp }} th dport {{ {ports} }} counter drop" if deny else ""
-    _load(host, _POLICY.format(denials=denials))
+    for family in _families(host):
+        _load(host, _POLICY.format(family=family, denials=denials))
 
 
 def no_policy(host: Host) -> None:
     """Take the rules of `policy` away again."""
-    _load(host, "table ip lab_policy\ndelete table ip lab_policy\n")
+    for family in _families(host):
+        _load(host, f"table {family} lab_policy\ndelete table {family} lab_policy\n")
 
 
 def cluster_ip(

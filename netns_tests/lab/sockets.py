@@ -9,29 +9,32 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from netns_tests.lab.namespaces import Namespace
 
 SECONDS = 5.0
 
-_ECHO_REQUEST = 8
-_ECHO_REPLY = 0
+IpAddress = IPv4Address | IPv6Address
+
+_FAMILY = {4: socket.AF_INET, 6: socket.AF_INET6}
+_ECHO_REQUEST = {4: 8, 6: 128}
+_ECHO_REPLY = {4: 0, 6: 129}
 _ICMP = struct.Struct("!BBHHH")
 _IP_TTL_BYTE = 8
 
 
-def udp(namespace: Namespace, port: int = 0) -> socket.socket:
-    """A datagram socket on a port (0: any); reading times out after SECONDS."""
-    made = namespace.socket(socket.AF_INET, socket.SOCK_DGRAM)
+def udp(namespace: Namespace, port: int = 0, *, version: int = 4) -> socket.socket:
+    """A datagram socket on a port (0: any) of one IP version; reading times out after SECONDS."""
+    made = namespace.socket(_FAMILY[version], socket.SOCK_DGRAM)
     made.settimeout(SECONDS)
     made.bind(("", port))
     return made
 
 
-def listener(namespace: Namespace, port: int = 0) -> socket.socket:
+def listener(namespace: Namespace, port: int = 0, *, version: int = 4) -> socket.socket:
     """A listening TCP socket on a port (0: any); accepting times out after SECONDS."""
-    made = namespace.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made = namespace.socket(_FAMILY[version], socket.SOCK_STREAM)
     made.settimeout(SECONDS)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.bind(("", port))
@@ -40,10 +43,10 @@ def listener(namespace: Namespace, port: int = 0) -> socket.socket:
 
 
 def connect(
-    namespace: Namespace, address: IPv4Address | str, port: int, source_port: int = 0
+    namespace: Namespace, address: IpAddress | str, port: int, source_port: int = 0
 ) -> socket.socket:
     """A connected TCP socket without delays by Nagle; OSError or TimeoutError if it fails."""
-    made = namespace.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made = namespace.socket(_FAMILY[ip_address(address).version], socket.SOCK_STREAM)
     made.settimeout(SECONDS)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if source_port:
@@ -53,13 +56,13 @@ def connect(
 
 
 def connection(
-    client: Namespace, server: Namespace, address: IPv4Address | str, port: int = 0
+    client: Namespace, server: Namespace, address: IpAddress | str, port: int = 0
 ) -> tuple[socket.socket, socket.socket]:
     """Both ends of a TCP connection from `client` to `address` in `server`: (client's, server's).
 
     The kernel finishes the handshake by itself, so no second thread is needed.
     """
-    waiting = listener(server, port)
+    waiting = listener(server, port, version=ip_address(address).version)
     near = connect(client, address, waiting.getsockname()[1])
     far, _ = waiting.accept()
     server.own(far)
@@ -84,7 +87,7 @@ def exchange(near: socket.socket, far: socket.socket, data: bytes = b"x") -> Non
 
 @dataclass(frozen=True)
 class Ping:
-    """What came back: one TTL and one round trip in seconds per echo reply."""
+    """What came back: one TTL (hop limit) and one round trip in seconds per echo reply."""
 
     sent: int
     ttls: tuple[int, ...]
@@ -101,7 +104,7 @@ class Ping:
 
 def ping(
     namespace: Namespace,
-    address: IPv4Address | str,
+    address: IpAddress | str,
     count: int = 3,
     *,
     size: int = 56,
@@ -112,36 +115,57 @@ def ping(
     identity = int.from_bytes(os.urandom(2))
     ttls: list[int] = []
     trips: list[float] = []
-    with namespace.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as raw:
-        raw.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
+    version = ip_address(address).version
+    with _icmp(namespace, version, ttl) as raw:
         for sequence in range(count):
             start = time.monotonic()
-            raw.sendto(_echo_request(identity, sequence, size), (str(address), 0))
-            got = _echo_reply(raw, identity, sequence, start + seconds)
+            raw.sendto(_echo_request(version, identity, sequence, size), (str(address), 0))
+            got = _echo_reply(raw, version, identity, sequence, start + seconds)
             if got is not None:
                 ttls.append(got)
                 trips.append(time.monotonic() - start)
     return Ping(count, tuple(ttls), tuple(trips))
 
 
-def _echo_request(identity: int, sequence: int, size: int) -> bytes:
+def _icmp(namespace: Namespace, version: int, ttl: int) -> socket.socket:
+    if version == 4:
+        raw = namespace.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+        raw.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
+        return raw
+    raw = namespace.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
+    raw.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, ttl)
+    raw.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVHOPLIMIT, 1)
+    return raw
+
+
+def _echo_request(version: int, identity: int, sequence: int, size: int) -> bytes:
+    """Over IPv6 the kernel replaces the checksum, which there covers a pseudo header."""
     payload = bytes(index & 0xFF for index in range(size))
-    bare = _ICMP.pack(_ECHO_REQUEST, 0, 0, identity, sequence) + payload
-    return _ICMP.pack(_ECHO_REQUEST, 0, checksum(bare), identity, sequence) + payload
+    bare = _ICMP.pack(_ECHO_REQUEST[version], 0, 0, identity, sequence) + payload
+    return bare[:2] + checksum(bare).to_bytes(2) + bare[4:]
 
 
-def _echo_reply(raw: socket.socket, identity: int, sequence: int, deadline: float) -> int | None:
+def _echo_reply(
+    raw: socket.socket, version: int, identity: int, sequence: int, deadline: float
+) -> int | None:
     """The TTL of the awaited reply, None if it does not come."""
     while (left := deadline - time.monotonic()) > 0:
         if not select.select([raw], [], [], left)[0]:
             break
-        packet = raw.recv(1 << 16)
-        header = (packet[0] & 0x0F) * 4
-        kind, _, _, theirs, number = _ICMP.unpack_from(packet, header)
-        if (kind, theirs, number) == (_ECHO_REPLY, identity, sequence):
-            ttl: int = packet[_IP_TTL_BYTE]
+        icmp, ttl = _received(raw, version)
+        kind, _, _, theirs, number = _ICMP.unpack_from(icmp)
+        if (kind, theirs, number) == (_ECHO_REPLY[version], identity, sequence):
             return ttl
     return None
+
+
+def _received(raw: socket.socket, version: int) -> tuple[bytes, int]:
+    """The next ICMP message and its TTL: a raw socket shows the IP header of IPv4 alone."""
+    packet, notes, _, _ = raw.recvmsg(1 << 16, 64)
+    if version == 4:
+        return packet[(packet[0] & 0x0F) * 4 :], packet[_IP_TTL_BYTE]
+    ((_, _, hop_limit),) = notes
+    return packet, struct.unpack("=i", hop_limit)[0]
 
 
 def checksum(data: bytes) -> int:

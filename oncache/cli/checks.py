@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from oncache.core.config import GuardMode
+
 OLDEST_KERNEL = (6, 1)
 TUNNELS = ("vxlan",)
 # Outer IPv4 20, UDP 8, VXLAN 8, inner Ethernet 14.
@@ -88,6 +90,9 @@ class Facts:
     mark_rules: tuple[MarkRule, ...] = ()
     mark_mask: int = 0xFF
     attached: bool = False
+    guard: GuardMode = GuardMode.OFF
+    # Somebody else's XDP program on the uplink.
+    xdp: str | None = None
 
 
 def examine(facts: Facts) -> list[Check]:
@@ -307,6 +312,30 @@ def marks(facts: Facts) -> Iterator[Check]:
     )
 
 
+def guard(facts: Facts) -> Iterator[Check]:
+    if not facts.configured:
+        return
+    told = {
+        GuardMode.OFF: "off: the overlay takes tunnel packets from any sender",
+        GuardMode.OBSERVE: "observes: strangers' tunnel packets are counted and taken",
+        GuardMode.ENFORCE: "drops tunnel packets of senders that are no tunnel peers",
+    }
+    yield verdict(
+        "guard",
+        facts.guard is GuardMode.ENFORCE,
+        told[facts.guard],
+        "set guard.mode to observe, read 'oncache stats', then to enforce (docs/guard.md)",
+        level=Level.WARN,
+    )
+    if facts.guard is not GuardMode.OFF and facts.xdp is not None:
+        yield Check(
+            "guard hook",
+            Level.WARN,
+            f"{facts.uplink_name} already has the XDP program {facts.xdp or '(no name)'}",
+            "the guard cannot be attached beside it: remove it, or set guard.mode to off",
+        )
+
+
 CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
     privileges,
     kernel,
@@ -320,4 +349,5 @@ CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
     forwarding,
     foreign,
     marks,
+    guard,
 )

@@ -13,9 +13,10 @@ from pathlib import Path
 from oncache.cli.checks import Device, Facts, Foreign, MarkRule
 from oncache.cli.places import Places
 from oncache.core import attach, bpffs, features, sysctl
-from oncache.core.config import BuiltinOverlay, Config
+from oncache.core.config import BuiltinOverlay, Config, GuardMode
 from oncache.core.errors import OncacheError
 from oncache.core.netlink import Link, Netlink, Rule
+from oncache.guard import link_pin as guard_pin
 from oncache.plane import Plane
 
 CONNTRACK = "netfilter.nf_conntrack_tcp"
@@ -56,6 +57,8 @@ def gather(where: Places) -> Facts:
         mark_rules=tuple(mark_rules(rules)),
         mark_mask=config.mark_mask if config else Config.mark_mask,
         attached=attached(where),
+        guard=config.guard.mode if config else GuardMode.OFF,
+        xdp=foreign_xdp(uplink, where.bpf_dir) if uplink else None,
     )
 
 
@@ -129,6 +132,15 @@ def foreign(uplink: Link) -> Iterable[Foreign]:
         except (OSError, OncacheError):
             return
         yield from (Foreign(uplink.name, str(direction), p.name) for p in programs if not p.ours)
+
+
+def foreign_xdp(uplink: Link, bpf_dir: Path) -> str | None:
+    """The name of somebody else's XDP program on the uplink; without privileges nobody tells."""
+    try:
+        hook = attach.xdp(uplink.index, guard_pin(bpf_dir))
+    except (OSError, OncacheError):
+        return None
+    return hook.program.name if hook and not hook.program.ours else None
 
 
 def attached(where: Places) -> bool:

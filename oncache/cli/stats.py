@@ -14,6 +14,7 @@ from oncache.cli.output import show
 from oncache.cli.places import places
 from oncache.cli.reading import pinned
 from oncache.cli.tables import table
+from oncache.guard import report
 from oncache.plane import Plane
 
 INTERVAL = 1.0
@@ -27,16 +28,22 @@ def run(args: argparse.Namespace) -> int:
         if args.watch:
             watch(plane, as_json=args.json)
         else:
-            show(plane.counters(), render, as_json=args.json)
+            show(read(plane), render, as_json=args.json)
     return 0
+
+
+def read(plane: Plane) -> Counters:
+    """The plane's counters, and under "guard" those of the guard if there is one."""
+    guard = report(plane.directory)
+    return plane.counters() if guard is None else {**plane.counters(), "guard": guard}
 
 
 def watch(plane: Plane, *, as_json: bool) -> None:
     """Until interrupted: one JSON object, or one table with rates, each interval."""
-    before, since = plane.counters(), time.monotonic()
+    before, since = read(plane), time.monotonic()
     while True:
         time.sleep(INTERVAL)
-        now, at = plane.counters(), time.monotonic()
+        now, at = read(plane), time.monotonic()
         if as_json:
             print(json.dumps(now), flush=True)
         else:

@@ -105,7 +105,7 @@ def attached(ifindex: int, direction: Direction) -> list[Program]:
 
 @dataclass(frozen=True, slots=True)
 class XdpHook:
-    """The XDP program of a device; ``native``: in its driver, before there is a packet to speak of."""
+    """The XDP program of a device; ``native``: run by the driver, before there is an sk_buff."""
 
     program: Program
     native: bool

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, ip_address
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import yaml
 
 from oncache.core.errors import ConfigError
+from oncache.core.net import IpAddress
 
 T = TypeVar("T")
 
@@ -33,6 +34,14 @@ class PlaneKind(StrEnum):
 
     ONCACHE = "oncache"
     XMASQ = "xmasq"
+
+
+class GuardMode(StrEnum):
+    """What becomes of tunnel packets from senders that are not our tunnel peers."""
+
+    OFF = "off"  # what the base path makes of them
+    OBSERVE = "observe"  # counted
+    ENFORCE = "enforce"  # counted and dropped
 
 
 @dataclass(frozen=True)
@@ -78,8 +87,17 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Guard:
+    """The XDP guard of the uplink; ``peers`` are welcome beside those the tunnel device knows."""
+
+    mode: GuardMode = GuardMode.OFF
+    peers: tuple[IpAddress, ...] = ()
+
+
+@dataclass(frozen=True)
 class Config:
-    """Everything the file says, with the defaults filled in."""
+    """Everything the file says, with the defaults filled in. ``slices_node`` is this node's name in
+    the fabric whose slices it takes part in, None if it does not."""
 
     node: Node
     overlay: ExistingOverlay | BuiltinOverlay
@@ -89,9 +107,11 @@ class Config:
     bpf_dir: Path = Path("/sys/fs/bpf/oncache")
     store: str = "dir:/var/lib/oncache/store"
     limits: Limits = field(default_factory=Limits)
+    guard: Guard = field(default_factory=Guard)
     deadline_seconds: float = 5.0
     lease_seconds: float = 10.0
     mark_mask: int = 0xFF
+    slices_node: str | None = None
 
 
 def load(path: Path) -> Config:
@@ -178,8 +198,8 @@ class Section:
 
 def _config(top: Section) -> Config:
     top.only(
-        *("node", "overlay", "plane", "pods", "run_dir", "bpf_dir", "store", "limits"),
-        *("deadline_seconds", "lease_seconds", "mark_mask"),
+        *("node", "overlay", "plane", "pods", "run_dir", "bpf_dir", "store", "limits", "guard"),
+        *("deadline_seconds", "lease_seconds", "mark_mask", "slices"),
     )
     default = Config(Node("", ""), ExistingOverlay(""))
     config = Config(
@@ -191,9 +211,11 @@ def _config(top: Section) -> Config:
         bpf_dir=top.take("bpf_dir", _directory, default.bpf_dir),
         store=top.take("store", _store, default.store),
         limits=_limits(top.section("limits")),
+        guard=_guard(top.section("guard")),
         deadline_seconds=top.take("deadline_seconds", _seconds(0.5), default.deadline_seconds),
         lease_seconds=top.take("lease_seconds", _seconds(0.1), default.lease_seconds),
         mark_mask=top.take("mark_mask", _mark_mask, default.mark_mask),
+        slices_node=_slices_node(top.section("slices")) if "slices" in top else None,
     )
     if config.run_dir.is_relative_to(config.bpf_dir):
         raise ConfigError(
@@ -206,6 +228,10 @@ def _config(top: Section) -> Config:
 def _node(section: Section) -> Node:
     section.only("uplink", "name")
     return Node(section.take("uplink", _device), section.take("name", _string, os.uname().nodename))
+
+
+def _slices_node(section: Section) -> str:
+    return section.only("node").take("node", _string)
 
 
 def _overlay(section: Section) -> ExistingOverlay | BuiltinOverlay:
@@ -254,7 +280,7 @@ def _refuse_overlaps(path: str, ranges: Sequence[IPv4Network]) -> None:
             )
 
 
-def _refuse_repeats(path: str, addresses: Sequence[IPv4Address]) -> None:
+def _refuse_repeats(path: str, addresses: Sequence[IpAddress]) -> None:
     for address in addresses:
         if addresses.count(address) > 1:
             raise ConfigError(f"{path}: {address} is given twice", hint="list every node once")
@@ -268,6 +294,42 @@ def _limits(section: Section) -> Limits:
         peers=section.take("peers", _integer(1, 1 << 16), default.peers),
         flows=section.take("flows", _integer(64, 1 << 24), default.flows),
     )
+
+
+def _guard(section: Section) -> Guard:
+    section.only("mode", "peers")
+    guard = Guard(
+        section.take("mode", _guard_mode, GuardMode.OFF), section.take("peers", _guard_peers, ())
+    )
+    _refuse_repeats(section.name("peers"), guard.peers)
+    return guard
+
+
+def _guard_mode(path: str, raw: Any) -> GuardMode:
+    if raw is False:  # what YAML 1.1 makes of a bare "off"
+        return GuardMode.OFF
+    if raw not in list(GuardMode):
+        raise _wrong(path, raw, "off, observe or enforce")
+    return GuardMode(raw)
+
+
+def _guard_peers(path: str, raw: Any) -> tuple[IpAddress, ...]:
+    if not isinstance(raw, list):
+        raise _wrong(path, raw, "a list of addresses")
+    return tuple(_guard_peer(f"{path}[{index}]", peer) for index, peer in enumerate(raw))
+
+
+def _guard_peer(path: str, raw: Any) -> IpAddress:
+    wanted = "the tunnel address of one node, such as 192.0.2.7 or 2001:db8::7"
+    try:
+        address = ip_address(_string(path, raw))
+    except ValueError as error:
+        raise _wrong(path, raw, wanted) from error
+    if address.is_multicast or address.is_unspecified or address.is_loopback:
+        raise _wrong(path, raw, wanted)
+    if address.version == 6 and (address.scope_id or address.ipv4_mapped):
+        raise _wrong(path, raw, wanted)
+    return address
 
 
 def _wrong(path: str, raw: Any, wanted: str) -> ConfigError:
@@ -377,5 +439,8 @@ def keys(config: Config) -> Iterator[tuple[str, str]]:
         case BuiltinOverlay(vni, port, pod_cidr, peers):
             yield "overlay.builtin", f"vni {vni}, port {port}, {pod_cidr}, {len(peers)} peers"
     yield "plane", config.plane
+    yield "guard", f"{config.guard.mode}, {len(config.guard.peers)} peers of its own"
     yield "run_dir", str(config.run_dir)
     yield "bpf_dir", str(config.bpf_dir)
+    if config.slices_node is not None:
+        yield "slices.node", f"{config.slices_node} in {config.store}"

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from oncache.core.errors import NotLoadedError, OncacheError
+from oncache.core.errors import HostError, NotLoadedError, OncacheError
 
 SOCKET = "agent.sock"
 LONGEST_ANSWER = 16 << 20
@@ -19,7 +19,7 @@ def call(run_dir: Path, verb: str, *, timeout: float = 30.0, **args: Any) -> dic
     """Send ``verb`` to the agent of ``run_dir`` and return its answer.
 
     ``timeout`` (seconds) covers a detach under load. Raises NotLoadedError if no agent listens,
-    OncacheError with the agent's own words if it refused.
+    HostError without the right to ask, OncacheError with the agent's own words if it refused.
     """
     path = run_dir / SOCKET
     try:
@@ -29,7 +29,7 @@ def call(run_dir: Path, verb: str, *, timeout: float = 30.0, **args: Any) -> dic
             f"no agent listens at {path}", hint="start it with 'fabric-agent node -c FILE'"
         ) from error
     except PermissionError as error:
-        raise OncacheError(f"not allowed to use {path}", hint="run this as root") from error
+        raise HostError(f"not allowed to use {path}", hint="run it as root") from error
     except OSError as error:
         raise OncacheError(
             f"the agent at {path} did not answer: {error}", hint="look at the agent's log"

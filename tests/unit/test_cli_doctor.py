@@ -11,6 +11,7 @@ import pytest
 from oncache.cli.checks import Check, Device, Facts, Foreign, Level, MarkRule, examine, passed
 from oncache.cli.doctor import render, rows, summary
 from oncache.cli.gather import mark_rules, version
+from oncache.core.config import GuardMode
 from oncache.core.netlink import Rule
 
 HEALTHY = Facts(
@@ -30,6 +31,7 @@ HEALTHY = Facts(
     be_liberal=1,
     ignore_invalid_rst=1,
     ip_forward=1,
+    guard=GuardMode.ENFORCE,
 )
 TUNNEL = Device("flannel.1", "vxlan", 1450, up=True)
 
@@ -64,6 +66,9 @@ def test_a_healthy_host_has_nothing_to_repair() -> None:
         ("conntrack", Level.WARN, {"ignore_invalid_rst": None}),
         ("ip_forward", Level.WARN, {"ip_forward": 0}),
         ("foreign programs", Level.WARN, {"foreign": (Foreign("eth0", "ingress", "cil"),)}),
+        ("guard", Level.WARN, {"guard": GuardMode.OFF}),
+        ("guard", Level.WARN, {"guard": GuardMode.OBSERVE}),
+        ("guard hook", Level.WARN, {"xdp": "balancer"}),
         ("marks", Level.FAIL, {"mark_rules": (MarkRule(100, 0x40, 0xC0),)}),
     ],
 )

@@ -79,6 +79,25 @@ def test_an_mtu_that_just_fits() -> None:
     assert settings(CONFIG, having(replace(UPLINK_LINK, mtu=1500)), RANGE).mtu == 1450
 
 
+# 20 bytes more outside leave 20 less inside.
+SIX = replace(TUNNEL_LINK, mtu=1430, tunnel=replace(VXLAN, local=ip_address("2001:db8::1")))
+
+
+def test_a_tunnel_over_ipv6() -> None:
+    told = settings(CONFIG, having(SIX), RANGE)
+    assert told.local == ip_address("2001:db8::1")
+    assert told.mtu == 1430
+    assert (told.zero_sum6_tx, told.zero_sum6_rx) == (False, False)
+
+
+@pytest.mark.parametrize(("sent", "taken"), [(True, False), (False, True)])
+def test_checksums_over_ipv6_follow_the_device(sent: bool, taken: bool) -> None:
+    assert SIX.tunnel is not None
+    tunnel = replace(SIX.tunnel, zero_csum6_tx=sent, zero_csum6_rx=taken)
+    told = settings(CONFIG, having(replace(SIX, tunnel=tunnel)), RANGE)
+    assert (told.zero_sum6_tx, told.zero_sum6_rx) == (sent, taken)
+
+
 def without(index: int) -> State:
     state = host()
     return replace(state, links={i: each for i, each in state.links.items() if i != index})
@@ -99,7 +118,13 @@ REFUSED = [
     ("another uplink", having(replace(TUNNEL_LINK, lower=77)), 2, ["flannel.1", "und0"]),
     ("another namespace", having(replace(TUNNEL_LINK, lower_nsid=3)), 4, ["namespace"]),
     ("too large", having(replace(UPLINK_LINK, mtu=1499)), 4, ["1450", "1499"]),
-    ("IPv6 outside", tunnelled(local=ip_address("2001:db8::1")), 4, ["IPv6"]),
+    ("IPv6 and too large", having(replace(SIX, mtu=1431)), 4, ["1431", "70 bytes", "1500"]),
+    (
+        "IPv6 without a local address",
+        tunnelled(local=None, remote=ip_address("2001:db8::2")),
+        4,
+        ["IPv6", "no local address"],
+    ),
     (
         "no address",
         replace(tunnelled(local=None), addresses=frozenset()),
