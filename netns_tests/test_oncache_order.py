@@ -28,7 +28,6 @@ from netns_tests.nodes import (
     accelerated,
     numbered,
     warm,
-    warm,
 )
 from oncache.core import control
 

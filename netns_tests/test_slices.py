@@ -329,5 +329,100 @@ def test_an_uplink_of_a_leaf_lost_moves_only_its_flows(fabric: Fabric, store: St
         assert ways(fabric, flows) == {**own_ways(flows), **moved}
         check_isolation(fabric, flows)
     seen = losses(flows, traffic)
-    print({label: seen[label].milliseconds for label in moved})
-    check_losses({k: v for k, v in seen.items() if k != "leaf2.0"}, ("leaf0.0",))
+    told_later = seen.pop("leaf2.0")
+    check_losses(seen, ("leaf0.0",))
+    # 30 to 50 ms on a quiet machine: writing the store, and an agent that has to be scheduled.
+    assert told_later.milliseconds < 10 * LOSS_LIMIT_MS, told_later
+
+
+# ------------------------------------------------------------------------------------ the agent
+
+NUMBER = 1 << 30 | 1 << 10
+
+
+def document(host: Host, *, network: str = "10.99.0.0/16", **changes: Any) -> dict[str, Any]:
+    """One slice that takes the host's uplink to a network behind the other host."""
+    assert host.address is not None
+    gateway = "192.0.2.2" if str(host.address) == "192.0.2.1" else "192.0.2.1"
+    part = {
+        "slice": "job",
+        "number": 1,
+        "nexthops": [{"id": NUMBER, "gateway": gateway, "device": host.uplink}],
+        "tables": [
+            {
+                "id": NUMBER,
+                "routes": [
+                    {"destination": network, "nexthop": NUMBER, "metric": 10},
+                    {"destination": network, "type": "unreachable", "metric": 30},
+                ],
+            }
+        ],
+        "rules": [{"priority": 5173, "source": f"{host.address}/32", "table": NUMBER}],
+        "settings": [{"name": f"net.ipv4.conf.{host.uplink}.arp_ignore", "value": "1"}],
+    }
+    return {"format": 1, "node": "node-a", "protocol": PROTOCOL, "slices": [part], **changes}
+
+
+@pytest.fixture
+def host(hosts: tuple[Host, Host]) -> Host:
+    return hosts[0]
+
+
+@pytest.fixture
+def config(host: Host, tmp_path: Path) -> dict[str, Any]:
+    return host.config(store=f"dir:{tmp_path}/store", slices={"node": "node-a"})
+
+
+def problems(agent: Agent) -> list[str]:
+    return list(control.call(agent.run_dir, "status")["problems"])
+
+
+def complete(host: Host) -> bool:
+    there = ours(host)
+    return [len(there[kind]) for kind in ("rules", "routes", "hops")] == [1, 2, 1]
+
+
+def test_the_agent_follows_its_document(host: Host, config: dict[str, Any], store: Store) -> None:
+    host.command(["ip", "nexthop", "add", "id", "7", "via", "192.0.2.2", "dev", host.uplink])
+    host.command(["ip", "route", "add", "10.98.0.0/16", "nhid", "7", "table", str(NUMBER)])
+    host.command(["ip", "rule", "add", "priority", "5173", "from", "192.0.2.77", "lookup", "99"])
+    foreign = others(host)
+    with host.agent(config) as agent:
+        assert nothing(host)
+        publish(store, {"node-a": document(host)})
+        until(lambda: complete(host), SECONDS, "the slice's rule, routes and next hop")
+        (complaint,) = until(lambda: problems(agent), SECONDS, "a setting that is not as needed")
+        assert f"net.ipv4.conf.{host.uplink}.arp_ignore must be 1" in complaint
+        route = ["10.99.0.0/16", "table", str(NUMBER)]
+        host.command(["ip", "route", "del", "unreachable", *route, "metric", "30"])
+        until(lambda: complete(host), SECONDS, "what somebody removed is there again")
+        publish(store, {"node-a": document(host, slices=[])})
+        until(lambda: nothing(host), SECONDS, "the slice's end")
+    assert others(host) == foreign
+
+
+def test_a_document_that_is_wrong_changes_nothing(
+    host: Host, config: dict[str, Any], store: Store
+) -> None:
+    publish(store, {"node-a": document(host)})
+    with host.agent(config) as agent:
+        assert complete(host)
+        before = ours(host)
+        publish(store, {"node-a": document(host, format=99)})
+        until(lambda: any("format 99" in text for text in problems(agent)), SECONDS, "a complaint")
+        assert ours(host) == before
+        assert control.call(agent.run_dir, "status")["state"] == "attached"
+
+
+def test_an_agent_that_comes_back_catches_up_and_one_that_goes_cleans_up(
+    host: Host, config: dict[str, Any], store: Store
+) -> None:
+    publish(store, {"node-a": document(host)})
+    with host.agent(config) as agent:
+        agent.kill()
+        assert complete(host)
+    publish(store, {"node-a": document(host, network="10.97.0.0/16")})
+    with host.agent(config, options=("--detach-on-exit",)):
+        assert complete(host)
+        assert {row["dst"] for row in ours(host)["routes"]} == {"10.97.0.0/16"}
+    assert nothing(host)

@@ -82,7 +82,7 @@ def _oriented(rows: Sequence[Row], wanted: Matrix) -> Work:
 
 
 def _reverse(arcs: Work, pod: int, free: list[int], other: list[int], *, inwards: bool) -> None:
-    """Reverse the shortest path of arcs that gives `pod` a `free` slot for one of the other kind."""
+    """Reverse the shortest path of arcs that turns an `other` slot of `pod` into a `free` one."""
     origin = {pod: pod}
     queue = deque([pod])
     while not free[here := queue.popleft()]:

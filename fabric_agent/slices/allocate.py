@@ -95,7 +95,7 @@ def across_leaves(fabric: Fabric, free: Occupancy, gpus: int) -> Decision:
     """m x n, else uneven. The search is bounded; a refusal may be wrong, a placement never is."""
     grid = Grid.of(free.columns, len(fabric.spine_of_column))
     room = tuple(mask.bit_count() for mask in free.nics)
-    chosen = _even(grid, room, gpus, Budget(EVEN)) or _uneven(grid, room, gpus, Budget(UNEVEN))
+    chosen = even(grid, room, gpus) or _uneven(grid, room, gpus, Budget(UNEVEN))
     if chosen is None:
         return refusal(free, gpus)
     shares = {leaf: pick_nics(fabric, free, leaf, share) for leaf, share in chosen.shares}
@@ -111,7 +111,9 @@ class Chosen:
     columns: tuple[int, ...]
 
 
-def _even(grid: Grid, room: Sequence[int], gpus: int, budget: Budget) -> Chosen | None:
+def even(grid: Grid, room: Sequence[int], gpus: int) -> Chosen | None:
+    """The m x n stage: ``room`` are free GPUs per leaf."""
+    budget = Budget(EVEN)
     shapes = list(_open_shapes(grid, room, gpus, budget))
     for seeds in (1, SEEDS):
         for m, n, core in shapes:

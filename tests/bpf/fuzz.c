@@ -320,17 +320,18 @@ static u32 l4_check_at(const u8 *ip)
 /* ---- the reference ------------------------------------------------------- */
 
 /* The counters under base_path that one packet alone can move. */
-#define FOR_EACH_REASON(X)                                                                  \
-	X(not_ip)                                                                           \
-	X(truncated)                                                                        \
-	X(ip_options)                                                                       \
-	X(fragment)                                                                         \
-	X(protocol)                                                                         \
-	X(tcp_flags)                                                                        \
-	X(icmp_type)                                                                        \
-	X(not_tunnel)                                                                       \
-	X(outer) X(vni) X(unknown_pod) X(spoofed) X(miss) X(unconfirmed) X(closed) X(order) \
-		X(size) X(ttl) X(mac) X(peer) X(ecn) X(checksum) X(helper)
+#define FOR_EACH_REASON(X)                                                                        \
+	X(not_ip)                                                                                 \
+	X(truncated)                                                                              \
+	X(ip_options)                                                                             \
+	X(fragment)                                                                               \
+	X(protocol)                                                                               \
+	X(tcp_flags)                                                                              \
+	X(icmp_type)                                                                              \
+	X(not_tunnel)                                                                             \
+	X(outer)                                                                                  \
+	X(vni) X(unknown_pod) X(spoofed) X(miss) X(unconfirmed) X(closed) X(order) X(size) X(ttl) \
+		X(mac) X(peer) X(ecn) X(checksum) X(helper)
 
 enum reason {
 #define X(name) why_##name,
@@ -594,6 +595,14 @@ static u32 inspect_tunnel(struct view *v, const u8 *data, u32 length, u32 inner)
 	return why;
 }
 
+/* Nobody's address on a wire: the kernel drops packets from one. */
+static bool outer_mapped(const u8 *ip)
+{
+	struct address source = ip_address(ip, 0);
+
+	return mapped(&source);
+}
+
 static struct view inspect_from_wire(const u8 *data, u32 length)
 {
 	struct view v = { .flow = -1 };
@@ -604,10 +613,12 @@ static struct view inspect_from_wire(const u8 *data, u32 length)
 		v.reasons = WHY(not_ip) | WHY(not_tunnel);
 		return v;
 	}
-	if (length < inner) {
+	if (length < inner)
 		v.reasons = WHY(truncated) | WHY(not_tunnel);
+	if (is6(data + ETHER) && outer_mapped(data + ETHER))
+		v.reasons |= WHY(not_ip) | WHY(not_tunnel) | WHY(outer) | WHY(peer);
+	if (v.reasons)
 		return v;
-	}
 	if (be(data + inner - 14, 2) != port) {
 		v.reasons = WHY(not_tunnel);
 		return v;
@@ -1261,6 +1272,18 @@ static void violation(enum hook hook, const struct input *in, const struct run *
 		(unsigned long long)variant, (unsigned long long)seed, (unsigned long long)number);
 }
 
+/* When one packet is made again: it and those before it that it may depend on. */
+static void trace(enum hook hook, const struct input *in, const struct run *run)
+{
+	if (packets != 1)
+		return;
+	fprintf(stderr, "%llu: %s: verdict %d, %s, device %u, mark %#x -> %#x\n",
+		(unsigned long long)number, hook_names[hook], run->verdict,
+		run->moves ? counter_names[run->moved] : "no counter", in->context.ifindex,
+		in->context.mark, run->mark);
+	dump("in ", in->data, in->length);
+}
+
 static bool starts(const char *name, const char *prefix)
 {
 	return !strncmp(name, prefix, strlen(prefix));
@@ -1413,6 +1436,7 @@ static struct view first_hook(enum hook hook, const struct input *in, struct run
 	enum state state = v.flow < 0 ? UNKNOWN : states[v.flow][direction];
 	const char *broken;
 
+	trace(hook, in, run);
 	if (in->context.gso_size) /* of no type: the kernel makes no room for those */
 		v.reasons |= WHY(helper) | WHY(size) | WHY(checksum);
 	broken = rules_of_first_hook(hook, in, run);
@@ -1474,9 +1498,9 @@ static enum lesson lesson(enum hook hook, const struct view *before, const struc
 	if (hook == TO_POD && (in->context.ifindex != pod_device || be(in->data, 6) != pod_mac ||
 			       !equal(&v.local, v.ip6 ? &pod6 : &pod4)))
 		return MUST_NOT;
-	if (damaged || v.reasons & WHY(truncated))
+	if (damaged || v.reasons & WHY(truncated) || (before->flow >= 0 && closed[before->flow]))
 		return MAY;
-	return before->flow >= 0 && closed[before->flow] ? MUST_NOT : MUST;
+	return MUST;
 }
 
 static const char *rules_of_second_hook(const struct input *in, const struct run *run)
@@ -1537,6 +1561,7 @@ static void second_hook(const struct view *before, const struct input *was, cons
 		return;
 	result.packets++;
 	touched = learned = true;
+	trace(hook, &in, &run);
 	broken = rules_of_second_hook(&in, &run);
 	if (!broken && !forged)
 		broken = rules_of_learning(lesson(hook, before, &in, damaged), &in, &run);
