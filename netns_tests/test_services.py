@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -121,7 +122,7 @@ def test_datagrams_to_a_service_are_fast_both_ways(nodes: Nodes) -> None:
     client, server = sockets.udp(nodes[0].pod), sockets.udp(nodes[1].pod, BACKEND_PORT)
     warm(nodes, lambda: ask(client, server, b"who"))
     for size in (0, 1, 2, 3, 99):
-        assert only_fast(nodes, lambda size=size: ask(client, server, bytes(size)))
+        assert only_fast(nodes, partial(ask, client, server, bytes(size)))
     for node in nodes:
         assert checksum_errors(node.pod) == (0, 0)
 
@@ -140,7 +141,7 @@ def test_closing_one_view_closes_the_other(nodes: Nodes) -> None:
 
 
 def test_a_service_that_moves_takes_its_flows_along(hosts: tuple[Host, Host]) -> None:
-    """The kernel's order of things: rules replaced, conntrack entries of the old backend deleted."""
+    """As kube-proxy does it: rules replaced, then the old backend's conntrack entries deleted."""
     for host in hosts:
         rules.policy(host)
     old, new = hosts[1].pods["p1"], hosts[1].pod("p2")

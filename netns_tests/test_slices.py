@@ -284,8 +284,12 @@ def test_an_uplink_of_a_leaf_taken_away_with_warning_costs_nothing(
         flowing(flows)
         warned = fabric.documents(made, failed=["leaf0:up0"])
         publish(store, warned)
-        for name in ("leaf0", "leaf1", "leaf2"):
-            until(lambda n=name: in_step(fabric.nodes[n], warned[n]), SECONDS, f"{name} in step")
+        leaves = ("leaf0", "leaf1", "leaf2")
+        until(
+            lambda: all(in_step(fabric.nodes[name], warned[name]) for name in leaves),
+            SECONDS,
+            "all leaves in step",
+        )
         flowing(flows, 50)  # what was on its way is there
         leaf.command(["ip", "link", "set", "up0", "down"])
         fabric.count()
