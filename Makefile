@@ -23,11 +23,11 @@ PYTEST := $(BIN)/python -m pytest
 LINT_TESTS := tests/unit/test_lint.py tests/unit/test_imports.py tests/unit/test_docs.py
 
 .PHONY: help packages root setup bpf traffic demo test test-unit test-bpf test-netns lint format \
-	bench wheel clean
+	bench fuzz-programs mutation wheel clean
 
 ## help: this list
 help:
-	@sed -n 's/^## //p' $(MAKEFILE_LIST) | awk '{ sub(":", ""); verb = $$1; $$1 = ""; printf "  %-11s%s\n", verb, $$0 }'
+	@sed -n 's/^## //p' $(MAKEFILE_LIST) | awk '{ sub(":", ""); verb = $$1; $$1 = ""; printf "  %-15s%s\n", verb, $$0 }'
 
 root:
 	@[[ $$(id -u) == 0 ]] || { \
@@ -103,12 +103,22 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --quiet --fix-only .
 	$(BIN)/ruff format --quiet .
-	find bpf bench -name '*.[ch]' -exec clang-format -i {} +
+	find bpf bench tests -name '*.[ch]' -exec clang-format -i {} +
 
 ## bench: the benchmark; the last line is one JSON object (root)
 bench: root setup bpf traffic
 	@$(BIN)/oncache bench --json build/bench.json
 	@cat build/bench.json
+
+PACKETS ?= 5000000
+
+## fuzz-programs: damaged packets against a reference: [PACKETS=n] [SEED=s] (root)
+fuzz-programs: root setup bpf
+	@$(BIN)/python -m tests.bpf.fuzz --packets $(PACKETS) $(if $(SEED),--seed $(SEED))
+
+## mutation: take one check after another out of the programs; a test must notice (root)
+mutation: root setup
+	@$(BIN)/python -m tests.mutation
 
 ## wheel: dist/*.whl with the BPF objects inside
 wheel: setup bpf

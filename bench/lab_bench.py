@@ -21,18 +21,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 from bench import programs, traffic
-from bench.traffic import Kind, Load, Server, SteppedClient
-from netns_tests.lab import Host, Lab, LabError, Namespace, services
+from bench.traffic import IPV4_KINDS, Kind, Load, Server, SteppedClient
+from netns_tests.lab import Host, Lab, Namespace, Pod, services
 
 LEAST_ROUNDS = 3
 BATCHES = 8
 # About 20 ms each: long against a clock tick's disturbance, short against other people's work.
-TRANSACTIONS = {Kind.UDP_RR: 1000, Kind.TCP_RR: 1000, Kind.TCP_CRR: 150, Kind.TCP_STREAM: 64}
+TRANSACTIONS = {
+    Kind.UDP_RR: 1000,
+    Kind.TCP_RR: 1000,
+    Kind.TCP_CRR: 150,
+    Kind.TCP_STREAM: 64,
+    Kind.UDP6_RR: 1000,
+    Kind.TCP6_RR: 1000,
+}
 MEGABIT = 8.0  # of a MB, which is what a stream counts as one transaction
 
 
@@ -51,8 +57,7 @@ class Way:
     """From where to where a mode is measured."""
 
     client: Namespace
-    server: Namespace
-    address: IPv4Address
+    server: Host | Pod
 
 
 @dataclass
@@ -74,21 +79,18 @@ Measured = dict[Kind, dict[Mode, Samples]]
 
 def host_way(one: Host, other: Host) -> Way:
     """Between two hosts' uplinks."""
-    if other.address is None:
-        raise LabError(f"host {other.label} has no uplink", hint="call lab.wire(...) first")
-    return Way(one, other, other.address)
+    return Way(one, other)
 
 
 def pod_way(one: Host, other: Host, label: str = "p1") -> Way:
     """Between the pods of that label on two hosts."""
-    pod = other.pods[label]
-    return Way(one.pods[label], pod, pod.address)
+    return Way(one.pods[label], other.pods[label])
 
 
 def measure(
     ways: dict[Mode, Way],
     *,
-    kinds: Sequence[Kind] = tuple(Kind),
+    kinds: Sequence[Kind] = IPV4_KINDS,
     rounds: int,
     seconds: float | None = None,
     progress: Progress | None = None,
@@ -103,7 +105,7 @@ def measure(
     with contextlib.ExitStack() as stack:
         servers = {
             (kind, mode): stack.enter_context(
-                traffic.server(way.server, way.address, kind, cpu=cpu)
+                traffic.server(way.server, way.server.ip(kind.ip_version), kind, cpu=cpu)
             )
             for kind in kinds
             for mode, way in ways.items()
@@ -119,7 +121,8 @@ def measure(
                     measured[kind],
                 )
             if progress:
-                progress(f"round {number + 1} of {rounds}: {_brief(measured)}")
+                limit = f"of {rounds}" if seconds is None else f"within {seconds:g} s"
+                progress(f"round {number + 1} {limit}, {_brief(measured)}")
     return measured
 
 
@@ -140,11 +143,13 @@ def _take_turns(
 
 
 def _brief(measured: Measured) -> str:
+    """The best batches so far, for who waits."""
     parts = []
     for kind, by_mode in measured.items():
-        best = "/".join(f"{min(samples.batches_us):.1f}" for samples in by_mode.values())
-        parts.append(f"{kind} {best}")
-    return ", ".join(parts) + " µs"
+        best = "/".join(f"{min(samples.batches_us):.0f}" for samples in by_mode.values())
+        parts.append(f"{_TITLES[kind]} {best} {_unit(kind)}")
+    modes = "/".join(next(iter(measured.values())))
+    return f"best so far ({modes}): {', '.join(parts)}"
 
 
 def summary(measured: Measured) -> dict[str, dict[str, dict[str, Any]]]:
@@ -200,16 +205,15 @@ def run(
     rounds: int = 12,
     seconds: float | None = None,
     modes: Sequence[Mode | str] = tuple(Mode),
-    kinds: Sequence[Kind | str] = tuple(Kind),
+    kinds: Sequence[Kind | str] = IPV4_KINDS,
     progress: Progress | None = None,
     look: Look | None = None,
 ) -> dict[str, Any]:
     """Build the laboratory, measure, take it down; returns the report.
 
     {"kinds": {kind: {mode: {"best_us", "median_us", "cpu_us", "lost", "batches", "share_of_host",
-    "share_of_host_median", and for oncache "cost_of_overlay", "extra_gone"}}}, "programs": with
-    oncache {program: {"ns", "ns_miss", "verified_insns", "jited_bytes"}} (bench.programs says what
-    they contain), "machine": {"kernel", "cpus"}}. Microseconds are per transaction, of a stream
+    "share_of_host_median", and for oncache "cost_of_overlay", "extra_gone"}}},
+    "machine": {"kernel", "cpus"}}. Microseconds are per transaction, of a stream
     per MB (which also has "gbit_s"). `share_of_host` compares rates, `cost_of_overlay` times;
     `extra_gone` is the share of the overlay's extra cost over host-to-host that is gone. They are
     taken from the best batches; "share_of_host_median" is the median of batches that ran one after
@@ -219,46 +223,51 @@ def run(
     the dictionary it returns is merged into the report.
     """
     traffic.require()
-    wanted = [Mode(mode) for mode in modes]
+    wanted, chosen = [Mode(mode) for mode in modes], [Kind(kind) for kind in kinds]
+    ip6 = any(kind.ip_version == 6 for kind in chosen)
     say = progress or (lambda _: None)
-    report: dict[str, Any] = {"kinds": {}, "programs": {}, "machine": machine()}
+    report: dict[str, Any] = {"kinds": {}, "machine": machine()}
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(Lab())
         say("building two pairs of hosts with a pod each")
-        ways = _plain_ways(lab, wanted)
+        ways = _plain_ways(lab, wanted, ip6)
         if Mode.ONCACHE in wanted:
-            fast = _pair(lab, "c", "d")
+            fast = _pair(lab, "c", "d", ip6=ip6)
             say("starting the node agents on the second pair")
             for host in fast:
                 stack.enter_context(host.agent())
             ways[Mode.ONCACHE] = pod_way(*fast)
-        chosen = [Kind(kind) for kind in kinds]
         report["kinds"] = summary(
             measure(ways, kinds=chosen, rounds=rounds, seconds=seconds, progress=progress)
         )
         if look and Mode.ONCACHE in wanted:
             report.update(look(*fast))
         say("taking everything down")
-    if Mode.ONCACHE in wanted:
-        say("running each program by itself")
-        report["programs"] = programs.costs()
     return report
 
 
-def _pair(lab: Lab, *labels: str) -> tuple[Host, Host]:
+def benchmark(*, rounds: int, progress: Progress, ip6: bool = False) -> dict[str, Any]:
+    """The whole benchmark: the report of `run`, with `ip6` of kinds over IPv6 too, and under
+    "programs" what bench.programs.costs has to say: {program: {"ns", "ns_miss", "verified_insns",
+    "jited_bytes"}}."""
+    report = run(rounds=rounds, kinds=tuple(Kind) if ip6 else IPV4_KINDS, progress=progress)
+    progress("running each program by itself")
+    return {**report, "programs": programs.costs()}
+
+
+def _pair(lab: Lab, one: str, other: str, *, ip6: bool) -> tuple[Host, Host]:
     """Two hosts as a cluster has them: Flannel's bridge, and kube-proxy's chain in FORWARD.
 
     The chain switches conntrack on for all traffic of the host, host-to-host included.
     """
-    one, other = labels
-    hosts = lab.pair((one, other))
+    hosts = lab.pair((one, other), ip6=ip6)
     for host in hosts:
         services.policy(host)
     return hosts
 
 
-def _plain_ways(lab: Lab, wanted: Sequence[Mode]) -> dict[Mode, Way]:
-    plain = _pair(lab, "a", "b")
+def _plain_ways(lab: Lab, wanted: Sequence[Mode], ip6: bool) -> dict[Mode, Way]:
+    plain = _pair(lab, "a", "b", ip6=ip6)
     ways = {Mode.HOST: host_way(*plain), Mode.OVERLAY: pod_way(*plain)}
     return {mode: way for mode, way in ways.items() if mode in wanted}
 
@@ -268,6 +277,8 @@ _TITLES = {
     Kind.TCP_RR: "TCP request-response",
     Kind.TCP_CRR: "connection per request",
     Kind.TCP_STREAM: "TCP stream",
+    Kind.UDP6_RR: "UDP over IPv6",
+    Kind.TCP6_RR: "TCP over IPv6",
 }
 
 
@@ -287,14 +298,17 @@ def table(report: dict[str, Any]) -> str:
 
 
 def _row(kind: Kind, figures: dict[str, Any]) -> str:
-    unit = "µs/MB" if kind is Kind.TCP_STREAM else "µs"
     rate = f"{figures['gbit_s']:.1f} Gbit/s" if "gbit_s" in figures else _per_second(figures)
     cost = figures.get("cost_of_overlay")
     return (
-        f"{rate:>14}{figures['best_us']:>8.1f} {unit:<5}{figures['median_us']:>10.1f}"
+        f"{rate:>14}{figures['best_us']:>8.1f} {_unit(kind):<5}{figures['median_us']:>10.1f}"
         f"{_ratio(figures.get('share_of_host')):>9}{_ratio(cost):>12}"
         f"{_percent(figures.get('extra_gone')):>12}"
     )
+
+
+def _unit(kind: Kind) -> str:
+    return "µs/MB" if kind is Kind.TCP_STREAM else "µs"
 
 
 def _per_second(figures: dict[str, Any]) -> str:
@@ -313,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.lab_bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--modes", nargs="+", choices=list(Mode), default=list(Mode))
-    parser.add_argument("--kinds", nargs="+", choices=list(Kind), default=list(Kind))
+    parser.add_argument("--kinds", nargs="+", choices=list(Kind), default=IPV4_KINDS)
     parser.add_argument("--json", type=Path, metavar="FILE")
     chosen = parser.parse_args(arguments)
     report = run(

@@ -23,7 +23,7 @@ from netns_tests.lab import Host, Lab, inside
 from oncache.core import libbpf, maps
 from oncache.core.config import Limits
 from oncache.core.skb import SkbContext
-from oncache.plane import OBJECT, Plane, PodEntry, Settings
+from oncache.plane import Plane, PodEntry, Settings
 
 POD, REMOTE = "10.1.0.11", "10.2.0.11"
 NEIGHBOUR = "10.1.0.12"
@@ -33,8 +33,6 @@ NODE_MAC, PEER_MAC = "02:00:00:00:0a:01", "02:00:00:00:0b:01"
 TUNNEL_MAC, PEER_TUNNEL_MAC = "02:00:00:00:aa:01", "02:00:00:00:bb:01"
 VNI, PORT = 7, 4789
 SPORT, DPORT = 40000, 5000
-# Another build of the programs, for finding out whether the tests notice.
-PROGRAMS = Path(os.environ.get("ONCACHE_OBJECT", OBJECT))
 LIMITS = Limits(pods=16, peers=8, flows=64)
 BASE, REDIRECT = -1, 7  # TC_ACT_UNSPEC, TC_ACT_REDIRECT
 MTU = 1450
@@ -224,7 +222,7 @@ def rig() -> Iterator[Rig]:
         uplink = _veth(host, "uplink", address=NODE_MAC)
         pod, other = _veth(host, "pod"), _veth(host, "other")
         with inside(host):
-            plane = Plane.load(host.bpf_dir, LIMITS, PROGRAMS)
+            plane = Plane.load(host.bpf_dir, LIMITS)
             try:
                 yield Rig(plane, uplink, pod, other)
             finally:

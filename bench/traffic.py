@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,10 +29,19 @@ class Kind(StrEnum):
     TCP_RR = "tcp_rr"
     TCP_CRR = "tcp_crr"
     TCP_STREAM = "tcp_stream"
+    UDP6_RR = "udp6_rr"  # the same over IPv6
+    TCP6_RR = "tcp6_rr"
+
+    @property
+    def ip_version(self) -> int:
+        return 6 if "6" in self.value else 4
 
     def arguments(self) -> list[str]:
-        proto, kind = self.value.split("_")
+        proto, kind = self.value.replace("6", "").split("_")
         return ["--proto", proto, "--kind", kind]
+
+
+IPV4_KINDS = tuple(kind for kind in Kind if kind.ip_version == 4)
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ class Server:
     """Where a running server answers."""
 
     kind: Kind
-    address: IPv4Address
+    address: IPv4Address | IPv6Address
     port: int
 
 
@@ -105,7 +114,7 @@ def require() -> None:
 @contextlib.contextmanager
 def server(
     namespace: Namespace,
-    address: IPv4Address,
+    address: IPv4Address | IPv6Address,
     kind: Kind,
     *,
     cpu: int | None = None,

@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 
 from bench import lab_bench, programs
-from bench.traffic import Kind
+from bench.traffic import IPV4_KINDS, Kind
+from netns_tests.documented import examples
 
 
 def test_one_round_without_us() -> None:
     said: list[str] = []
     report = lab_bench.run(rounds=1, modes=("host", "overlay"), progress=said.append)
-    assert set(report["kinds"]) == {kind.value for kind in Kind}
+    assert set(report["kinds"]) == {kind.value for kind in IPV4_KINDS}
     for by_mode in report["kinds"].values():
         assert list(by_mode) == ["host", "overlay"]
         assert by_mode["host"]["share_of_host"] == 1
@@ -24,7 +25,18 @@ def test_one_round_without_us() -> None:
             assert figures["cpu_us"] > 0.9 * figures["best_us"]
     assert json.loads(json.dumps(report)) == report
     assert "UDP request-response" in lab_bench.table(report)
-    assert any(line.startswith("round 1") for line in said)
+    (round_1,) = (line for line in said if line.startswith("round 1 of 1, best so far (host/over"))
+    assert "UDP request-response" in round_1
+
+
+def test_over_ipv6() -> None:
+    kinds = (Kind.UDP6_RR, Kind.TCP6_RR)
+    report = lab_bench.run(rounds=1, modes=("host", "overlay"), kinds=kinds)
+    assert set(report["kinds"]) == {"udp6_rr", "tcp6_rr"}
+    for by_mode in report["kinds"].values():
+        assert 0 < by_mode["overlay"]["share_of_host"] < 1
+        assert by_mode["overlay"]["lost"] == 0
+    assert "UDP over IPv6" in lab_bench.table(report)
 
 
 def test_what_is_gone_of_the_extra_cost() -> None:
@@ -42,7 +54,7 @@ def test_what_each_program_costs() -> None:
     found = programs.costs(batches=3)
     assert found.keys() == {"from_pod", "to_wire", "from_wire", "to_pod"}
     for cost in found.values():
-        assert cost.keys() == {"ns", "ns_miss", "verified_insns", "jited_bytes"}
+        assert cost.keys() == examples()["bench"]["programs"]["from_pod"].keys()
         assert min(cost["verified_insns"], cost["jited_bytes"]) > 0
     # Whatever the machine: a packet that only leaves costs less than one that is looked up.
     for second in ("to_wire", "to_pod"):

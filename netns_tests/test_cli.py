@@ -7,11 +7,24 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
+from netns_tests.documented import examples, shape
 from netns_tests.lab import Agent, Host, until
 from netns_tests.lab.processes import python
 from netns_tests.lab.sockets import connection, exchange
+from oncache.cli import trace
 
 LEARN_SECONDS = 20.0
+READING = (
+    ("doctor",),
+    ("status",),
+    ("stats",),
+    ("caches", "filter"),
+    ("caches", "egress"),
+    ("caches", "ingress"),
+    ("explain", "tcp"),
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,27 @@ def test_reading_verbs_work_when_the_agent_is_dead(
     assert oncache(one, "flush").code == 3
     assert asked(one, "detach") == {"done": "detach", "by": "oncache"}
     assert oncache(one, "status").code == 3
+
+
+@pytest.mark.parametrize("agents_run", [True, False], ids=["agent", "no agent"])
+def test_the_documented_json_is_what_is_said(hosts: tuple[Host, Host], agents_run: bool) -> None:
+    one, other = hosts
+    with one.agent() as near, other.agent():
+        talk = Talk(one, other)
+        until(talk.turned_fast, LEARN_SECONDS, "the flow is fast")
+        if not agents_run:
+            near.kill()
+        for words in READING:
+            arguments = [talk.source, talk.target] if "explain" in words else []
+            wanted = shape(examples()[" ".join(words[:2])])
+            if words == ("status",) and not agents_run:
+                wanted["agent"] = {"running": None}
+            assert shape(asked(one, *words, *arguments)) == wanted, words
+        assert shape(asked(one, "detach")) == shape(examples()["attach"])
+
+
+def test_the_documented_json_of_trace() -> None:
+    assert trace.rows({("NO_SOCKET", 1): 3})[0].keys() == examples()["trace"][0].keys()
 
 
 def test_the_doctor_finds_a_healthy_host_and_a_broken_one(hosts: tuple[Host, Host]) -> None:

@@ -12,7 +12,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -217,7 +217,8 @@ def test_a_nic_lost_moves_its_flows_at_once_and_they_return(fabric: Fabric, stor
     publish(store, fabric.documents(slices(fabric)))
     flows = {label: stream for label, stream in streams(fabric).items() if "leaf2" not in label}
     leaf, host = fabric.nodes["leaf0"], fabric.nodes["host0"]
-    with keeping({"host0": host, **switches(fabric)}, store), Traffic(*flows.values()) as traffic:
+    nodes = {"host0": host, **switches(fabric)}
+    with keeping(nodes, store) as keepers, Traffic(*flows.values()) as traffic:
         flowing(flows)
         before = ours(host)
         leaf.command(["ip", "link", "set", "down0", "down"])
@@ -226,6 +227,8 @@ def test_a_nic_lost_moves_its_flows_at_once_and_they_return(fabric: Fabric, stor
         flowing(flows)
         moved = ways(fabric, flows)
         check_isolation(fabric, flows)
+        (problem,) = keepers["host0"].keeper.problems
+        assert "eth0 is down or missing" in problem
         leaf.command(["ip", "link", "set", "down0", "up"])
         until(lambda: same(ours(host), before), SECONDS, "what was flushed is there again")
         fabric.count()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from fabric_agent.node import slices
@@ -61,22 +61,22 @@ class Keeper:
         self.stale, self._settled = False, time.monotonic()
         try:
             desired = await asyncio.to_thread(self._document)
-            self.problems = list(_unmet(desired.settings))
-            return await self._bring_about(desired)
+            ready = await self._netlink.ready_devices()
+            self._report([*_unmet(desired.settings), *_down(desired, ready)])
+            return await self._bring_about(slices.wanted(desired, ready))
         except OncacheError as error:
-            self._complain(f"slices: {error.message}")
+            self._report([f"slices: {error.message}"])
             return False
 
     async def remove(self) -> None:
         """Have nothing of ours in the kernel."""
-        await self._bring_about(Desired())
+        await self._bring_about(Kernel())
 
     def _document(self) -> Desired:
         document = self._store.get(self.key)
         return slices.read(document.value) if document else Desired()
 
-    async def _bring_about(self, desired: Desired) -> bool:
-        want = slices.wanted(desired, await self._netlink.ready_devices())
+    async def _bring_about(self, want: Kernel) -> bool:
         moved = want != self._last
         # To read the kernel takes longer than to tell it, and traffic may be waiting.
         if moved and self._last is not None:
@@ -109,10 +109,11 @@ class Keeper:
             case Rule() as rule:
                 await (netlink.add_rule if setting else netlink.delete_rule)(rule)
 
-    def _complain(self, problem: str) -> None:
-        if problem not in self.problems:
-            log.warning("%s", problem)
-        self.problems = [problem]
+    def _report(self, problems: list[str]) -> None:
+        for problem in problems:
+            if problem not in self.problems:
+                log.warning("%s", problem)
+        self.problems = problems
 
 
 def _unmet(settings: tuple[Setting, ...]) -> Iterator[str]:
@@ -126,3 +127,9 @@ def _unmet(settings: tuple[Setting, ...]) -> Iterator[str]:
                 f"slices: net.ipv4.conf.{setting.device}.{setting.name} must be {setting.value}, "
                 f"answers may leave by another NIC"
             )
+
+
+def _down(desired: Desired, ready: Mapping[str, int]) -> Iterator[str]:
+    for device in dict.fromkeys(way.device for way in desired.ways):
+        if device not in ready:
+            yield f"slices: {device} is down or missing, its flows take the backup if there is one"

@@ -71,7 +71,9 @@ def _crossed_or_wrong(told: Mapping[tuple[str, int], tuple[str, str]]) -> list[F
         if other is not None and told[other][1] == belongs:
             if place < other:
                 where = f"{place[0]} port {place[1]} and {other[0]} port {other[1]}"
-                findings.append(Finding("crossed", f"{where}: {belongs} and {is_there} are swapped"))
+                findings.append(
+                    Finding("crossed", f"{where}: {belongs} and {is_there} are swapped")
+                )
         else:
             where = f"{place[0]} port {place[1]}"
             findings.append(Finding("wrong", f"{where}: {is_there}, but {belongs} belongs there"))

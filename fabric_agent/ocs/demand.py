@@ -353,8 +353,12 @@ class _Spread:
         `spine`, so the trail may not bring one there.
         """
         Step = tuple[Leaf, int]
-        origin: dict[Step, tuple[Step, tuple[Leaf, Leaf]] | None] = {(start, spine): None}
-        queue: deque[Step] = deque(origin)
+        # Nothing may come back to `start`: that would use up what the trail frees.
+        origin: dict[Step, tuple[Step, tuple[Leaf, Leaf]] | None] = {
+            (start, spine): None,
+            (start, away): None,
+        }
+        queue: deque[Step] = deque([(start, spine)])
         while queue:
             step = queue.popleft()
             leaf, source = step

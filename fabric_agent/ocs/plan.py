@@ -39,7 +39,7 @@ class Constraints:
 class Unplaced(NamedTuple):
     """Links between two pods that a spine index cannot carry, and why."""
 
-    index: int
+    spine: int
     a: int
     b: int
     links: int
@@ -124,7 +124,7 @@ class _Index:
         self._wanted = wanted
         self._keep_surplus = constraints.keep_surplus
         self._rng = random.Random(index)
-        failed = [port for port in constraints.failed if port.index == index]
+        failed = [port for port in constraints.failed if port.spine == index]
         dead = [
             {(port.uplink // 2, port.pod) for port in failed if port.uplink % 2 == side}
             for side in (0, 1)
@@ -193,9 +193,9 @@ def _weights(index: int, constraints: Constraints) -> dict[Arc, int]:
     weights = {
         (link.pair, link.a, link.b): weight
         for link, weight in constraints.weights.items()
-        if link.index == index
+        if link.spine == index
     }
-    weights.update({(k.pair, k.a, k.b): NEVER for k in constraints.pinned if k.index == index})
+    weights.update({(k.pair, k.a, k.b): NEVER for k in constraints.pinned if k.spine == index})
     return weights
 
 

@@ -60,11 +60,11 @@ def _counts(
     constraints: Constraints,
 ) -> Iterator[str]:
     """Every pair of pods has what it wants, less what the plan says it could not place."""
-    lit = Counter((tx.index, tx.pod, rx.pod) for tx, rx in reached.items())
+    lit = Counter((tx.spine, tx.pod, rx.pod) for tx, rx in reached.items())
     missing: Counter[tuple[int, int, int]] = Counter()
     for unplaced in plan.unplaced:
         for a, b in ((unplaced.a, unplaced.b), (unplaced.b, unplaced.a)):
-            missing[unplaced.index, a, b] += unplaced.links
+            missing[unplaced.spine, a, b] += unplaced.links
     pinned = Counter(link.unit for link in constraints.pinned)
     for index, matrix in enumerate(wanted.wanted):
         for a in range(fabric.pods):

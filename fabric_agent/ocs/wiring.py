@@ -48,24 +48,24 @@ class Fabric:
 
 
 class Port(NamedTuple):
-    """A transceiver: port `uplink` of spine `index` in `pod`."""
+    """A transceiver: port `uplink` of the pod's spine `spine`."""
 
     pod: int
-    index: int
+    spine: int
     uplink: int
 
     def __str__(self) -> str:
-        return f"pod{self.pod}/spine{self.index}/port{self.uplink}"
+        return f"pod{self.pod}/spine{self.spine}/port{self.uplink}"
 
 
 class Switch(NamedTuple):
-    """A logical optical switch: number `number` of group `index`."""
+    """A logical optical switch: number `number` of the group of spine index `group`."""
 
-    index: int
+    group: int
     number: int
 
     def __str__(self) -> str:
-        return f"{self.index}/{self.number}"
+        return f"{self.group}/{self.number}"
 
 
 class Circuit(NamedTuple):
@@ -82,7 +82,7 @@ class Circuit(NamedTuple):
 class Link(NamedTuple):
     """A bidirectional link under cross wiring: even port of `a`, odd port of `b`, same pair."""
 
-    index: int
+    spine: int
     pair: int
     a: int
     b: int
@@ -91,22 +91,22 @@ class Link(NamedTuple):
     def ends(self) -> tuple[Port, Port]:
         """The two transceivers."""
         return (
-            Port(self.a, self.index, 2 * self.pair),
-            Port(self.b, self.index, 2 * self.pair + 1),
+            Port(self.a, self.spine, 2 * self.pair),
+            Port(self.b, self.spine, 2 * self.pair + 1),
         )
 
     @property
     def circuits(self) -> tuple[Circuit, Circuit]:
         """There, and back by the partner switch."""
         return (
-            Circuit(Switch(self.index, 2 * self.pair), self.a, self.b),
-            Circuit(Switch(self.index, 2 * self.pair + 1), self.b, self.a),
+            Circuit(Switch(self.spine, 2 * self.pair), self.a, self.b),
+            Circuit(Switch(self.spine, 2 * self.pair + 1), self.b, self.a),
         )
 
     @property
     def unit(self) -> tuple[int, int, int]:
         """The drain unit: lower pod, higher pod, spine index."""
-        return min(self.a, self.b), max(self.a, self.b), self.index
+        return min(self.a, self.b), max(self.a, self.b), self.spine
 
     def __str__(self) -> str:
         return f"{self.ends[0]} - {self.ends[1]}"
@@ -138,7 +138,7 @@ class Layout:
                 if port in taken:
                     raise CircuitError(f"{port} is used twice, also by {link}", hint=REREAD)
                 taken.add(port)
-            rows[link.index][link.pair][link.a] = link.b
+            rows[link.spine][link.pair][link.a] = link.b
         return Layout(tuple(tuple(map(tuple, index)) for index in rows))
 
     def links(self) -> Iterator[Link]:
@@ -176,7 +176,7 @@ class CircuitError(OncacheError):
 
 def _require_inside(fabric: Fabric, link: Link) -> None:
     inside = (
-        0 <= link.index < fabric.indices
+        0 <= link.spine < fabric.indices
         and 0 <= link.pair < fabric.pairs
         and 0 <= link.a < fabric.pods
         and 0 <= link.b < fabric.pods
@@ -200,7 +200,7 @@ Cabling = tuple[Fibre, ...]
 def cross(fabric: Fabric) -> Cabling:
     """Who plugs where under cross wiring. A port without a partner plugs nowhere."""
     return tuple(
-        Fibre(port, Switch(port.index, port.uplink), Switch(port.index, port.uplink ^ 1))
+        Fibre(port, Switch(port.spine, port.uplink), Switch(port.spine, port.uplink ^ 1))
         for port in _ports(fabric, 2 * fabric.pairs)
     )
 
@@ -208,7 +208,7 @@ def cross(fabric: Fabric) -> Cabling:
 def uniform(fabric: Fabric) -> Cabling:
     """Who plugs where under uniform wiring: both strands of a port at one switch."""
     return tuple(
-        Fibre(port, Switch(port.index, port.uplink), Switch(port.index, port.uplink))
+        Fibre(port, Switch(port.spine, port.uplink), Switch(port.spine, port.uplink))
         for port in _ports(fabric, fabric.uplinks)
     )
 
@@ -254,7 +254,7 @@ def links_of(fabric: Fabric, circuits: Iterable[Circuit]) -> tuple[Link, ...]:
     reached = transceiver_pairs(cross(fabric), circuits)
     return tuple(
         sorted(
-            Link(tx.index, tx.uplink // 2, tx.pod, rx.pod)
+            Link(tx.spine, tx.uplink // 2, tx.pod, rx.pod)
             for tx, rx in reached.items()
             if tx.uplink % 2 == 0
         )

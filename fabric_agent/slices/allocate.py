@@ -23,7 +23,7 @@ from oncache.core.errors import ConfigError
 # Intersections that a decision may cost.
 EVEN = 60_000
 UNEVEN = 15_000
-SEEDS = 16
+SEEDS = (1, 16, 64)
 UNEVEN_SEEDS = 4
 
 Decision = Placement | Refusal
@@ -115,7 +115,7 @@ def even(grid: Grid, room: Sequence[int], gpus: int) -> Chosen | None:
     """The m x n stage: ``room`` are free GPUs per leaf."""
     budget = Budget(EVEN)
     shapes = list(_open_shapes(grid, room, gpus, budget))
-    for seeds in (1, SEEDS):
+    for seeds in SEEDS:
         for m, n, core in shapes:
             if found := biclique(grid, core, m, n, seeds, budget):
                 fullest = sorted(bits(found[0]), key=lambda leaf: room[leaf])[:m]

@@ -66,13 +66,15 @@ class Controller:
         for document in self._store.list(REQUESTS):
             if "answer" not in document.value:
                 self._answer(document)
-        self._publish(read_table(self._store, self._fabric)[0])
+        while True:
+            try:
+                return self._publish(read_table(self._store, self._fabric)[0])
+            except ConflictError:
+                continue  # another controller publishes, too: see what is there now
 
     def _answer(self, request: Document) -> None:
         try:
             answer = {"ok": True, **self._take(request)}
-        except ConflictError:
-            raise
         except OncacheError as error:
             answer = {
                 "ok": False,

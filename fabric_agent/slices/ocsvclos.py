@@ -35,6 +35,7 @@ class Ports:
 
     leaves: list[int]
     spines: list[int]
+    opticals: int
     lanes: int
     lit: dict[tuple[int, int], int] = field(default_factory=dict)  # idle circuits, (leaf, spine)
 
@@ -43,6 +44,7 @@ class Ports:
         ports = Ports(
             list(free.uplinks),
             list(free.downlinks),
+            len(fabric.optics),
             len(fabric.spines[0].downlinks) // len(fabric.optics),
         )
         for link in lit:
@@ -208,10 +210,9 @@ class _Circuits:
         return True
 
     def _part(self, leaf: int, spine: int) -> None:
+        mine = (self.at_leaf.get((leaf, optical)) for optical in range(self.ports.opticals))
         link = next(
-            link
-            for link, before in self.origin.items()
-            if before is None and (link.leaf, link.spine) == (leaf, spine)
+            link for link in mine if link and link.spine == spine and self.origin[link] is None
         )
         self.remove(link)
         self.ports.give(link)

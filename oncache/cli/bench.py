@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     checkout.require("bench")
     from bench import lab_bench
 
-    report = lab_bench.run(rounds=rounds, progress=say)
+    report = lab_bench.benchmark(rounds=rounds, ip6=args.ip6, progress=say)
     print(json.dumps(report) if args.json == "-" else render(report, lab_bench.table))
     if args.json not in (None, "-"):
         write(Path(args.json), report)

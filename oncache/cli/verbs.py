@@ -88,6 +88,7 @@ VERBS = (
         "oncache.cli.bench",
         (
             argument("--rounds", type=int, metavar="N", help="how often each mode is measured"),
+            argument("--ip6", action="store_true", help="also request-response over IPv6"),
             argument(
                 "--json", nargs="?", const="-", metavar="FILE", help="JSON, into FILE if given"
             ),

@@ -10,11 +10,12 @@ a device that is gone. Not for use inside an event loop: wrap it in ``asyncio.to
 """
 
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from errno import ENODEV, ENOENT
+from errno import EINVAL, ENODEV, ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,13 +149,22 @@ def _create_xdp(ifindex: int, prog_fd: int) -> int:
             f"device {ifindex} already has the XDP program '{held.program.name}' of somebody else",
             hint="remove it, or do without an XDP program of ours there",
         )
-    try:
+    # Drivers refuse for reasons of their own: no support, MTU, queues, offloads.
+    with suppress(libbpf.BpfError):
         return libbpf.link_create(prog_fd, ifindex, AttachType.XDP, XdpMode.NATIVE)
+    try:
+        return libbpf.link_create(prog_fd, ifindex, AttachType.XDP, XdpMode.GENERIC)
     except libbpf.BpfError as error:
-        # Drivers refuse for reasons of their own: no support, MTU, queues, offloads.
-        if error.errno == ENODEV:
-            raise
-    return libbpf.link_create(prog_fd, ifindex, AttachType.XDP, XdpMode.GENERIC)
+        if error.errno == EINVAL and not _exists(ifindex):  # unlike tcx
+            raise OSError(ENODEV, os.strerror(ENODEV)) from error
+        raise
+
+
+def _exists(ifindex: int) -> bool:
+    try:
+        return bool(socket.if_indextoname(ifindex))
+    except OSError:
+        return False
 
 
 def _is_live_xdp(link: int, ifindex: int) -> bool:

@@ -555,8 +555,11 @@ class Netlink:
 
     async def delete_route(self, route: Route) -> None:
         """Have no such route."""
+        fields = _route_fields(route)
+        # The kernel refuses a next hop that is gone, although then the route is gone with it.
+        fields.pop("nh_id", None)
         with _host_errors(f"remove the route to {route.destination}"):
-            await _unless_gone(self._ip.route("del", **_route_fields(route)))
+            await _unless_gone(self._ip.route("del", **fields))
 
     async def _nsid(self, path: Path) -> int | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -320,24 +320,18 @@ static u32 l4_check_at(const u8 *ip)
 /* ---- the reference ------------------------------------------------------- */
 
 /* The counters under base_path that one packet alone can move. */
-#define FOR_EACH_REASON(X)                                                                        \
-	X(not_ip)                                                                                 \
-	X(truncated)                                                                              \
-	X(ip_options)                                                                             \
-	X(fragment)                                                                               \
-	X(protocol)                                                                               \
-	X(tcp_flags)                                                                              \
-	X(icmp_type)                                                                              \
-	X(not_tunnel)                                                                             \
-	X(outer)                                                                                  \
-	X(vni) X(unknown_pod) X(spoofed) X(miss) X(unconfirmed) X(closed) X(order) X(size) X(ttl) \
-		X(mac) X(peer) X(ecn) X(checksum) X(helper)
+/* clang-format off */
+#define FOR_EACH_REASON(X) \
+	X(not_ip) X(truncated) X(ip_options) X(fragment) X(protocol) X(tcp_flags) X(icmp_type) \
+	X(not_tunnel) X(outer) X(vni) X(peer) X(ecn) X(checksum) \
+	X(unknown_pod) X(spoofed) X(miss) X(unconfirmed) X(closed) X(order) \
+	X(size) X(ttl) X(mac) X(helper)
+/* clang-format on */
 
 enum reason {
-#define X(name) why_##name,
-	FOR_EACH_REASON(X)
+#define X(name) WHY_##name,
+	FOR_EACH_REASON(X) REASONS
 #undef X
-		REASONS
 };
 
 static const char *const reason_names[REASONS] = {
@@ -348,7 +342,7 @@ static const char *const reason_names[REASONS] = {
 
 static u32 reason_counter[REASONS]; /* index into counter_names */
 
-#define WHY(name) (1u << why_##name)
+#define WHY(name) (1u << WHY_##name)
 #define STATE_REASONS (WHY(order) | WHY(closed) | WHY(unconfirmed) | WHY(miss))
 
 #define FIN 0x01
@@ -487,7 +481,7 @@ static void inspect_ip(struct view *v, u32 ethertype, const u8 *ip, u32 have, in
 		return;
 	}
 	if (have < (v->ip6 ? 40 : 20)) {
-		v->reasons |= WHY(truncated) | WHY(not_ip);
+		v->reasons |= WHY(truncated);
 		return;
 	}
 	if (ip[0] >> 4 != (v->ip6 ? 6 : 4) || ip_length(ip) < 20) {

@@ -18,7 +18,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class Result:
     hits: int = 0
     learned: int = 0
     refused: int = 0
-    moved: Counter[str] | None = None
+    moved: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: "Result") -> "Result":
         return Result(
@@ -99,7 +99,7 @@ class Result:
             hits=self.hits + other.hits,
             learned=self.learned + other.learned,
             refused=self.refused + other.refused,
-            moved=(self.moved or Counter()) + (other.moved or Counter()),
+            moved=self.moved + other.moved,
         )
 
 
@@ -221,9 +221,7 @@ def _wrap(inner: Packet, ip: Packet, chksum: int | None = None, vni: int = lab.V
     udp = UDP(sport=50000, dport=lab.PORT, chksum=chksum)
     if chksum is None and IP in ip:
         udp.chksum = 0
-    return (
-        Ether(src=lab.PEER_MAC, dst=lab.NODE_MAC) / ip / udp / VXLAN(vni=vni, flags=8) / inner
-    )
+    return Ether(src=lab.PEER_MAC, dst=lab.NODE_MAC) / ip / udp / VXLAN(vni=vni, flags=8) / inner
 
 
 def _odd_from_wire(outer: Callable[..., Packet], field: str) -> Iterator[Packet]:
@@ -345,7 +343,7 @@ def _descriptors(rig: Rig) -> Iterator[dict[str, int]]:
             os.close(fd)
 
 
-def run(rig: Rig, driver: Path, number: int, **which: int) -> Result:
+def run(rig: Rig, driver: Path, number: int, **which: int | str) -> Result:
     """One run of the driver; `which` packets: seed, first, packets."""
     variant = VARIANTS[number]
     _set_up(rig, variant)
@@ -397,7 +395,7 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> int:
         else:
             which = {"seed": options.seed, "first": options.only, "packets": 1}
             result = run(rig, driver, options.variant, **which)
-    for name, count in (result.moved or Counter()).most_common():
+    for name, count in result.moved.most_common():
         print(f"{count:>10}  {name}")
     numbers = {name: value for name, value in vars(result).items() if name != "moved"}
     print(json.dumps({**numbers, "seed": options.seed}))

@@ -251,3 +251,92 @@ def test_a_device_that_is_gone(loaded: Object, device: int, pins: Path) -> None:
         attach.attach(gone, IN, loaded.programs["from_pod"], pins / "in")
     assert caught.value.errno == ENODEV
     attach.detach(gone, IN, pins / "in", created_qdisc=True)
+
+
+# --- XDP
+
+
+@pytest.fixture
+def bridge() -> Iterator[int]:
+    """A device whose driver knows no XDP, in a namespace of the test's own."""
+    with toy.namespace(), IPRoute() as netlink:
+        netlink.link("add", ifname="bridge", kind="bridge")
+        yield netlink.link_lookup(ifname="bridge")[0]
+
+
+def test_xdp_is_native_where_the_driver_can(loaded: Object, device: int, pins: Path) -> None:
+    pin, programs = pins / "xdp", loaded.programs
+    assert attach.xdp(device, pin) is None
+    attach.attach_xdp(device, programs["first"], pin)
+    hook = attach.xdp(device, pin)
+    assert hook is not None
+    assert (hook.program.name, hook.program.ours, hook.native) == ("first", True, True)
+    attach.detach_xdp(pin)
+    assert attach.xdp(device, pin) is None
+    assert list(pins.iterdir()) == []
+    attach.detach_xdp(pin)
+
+
+def test_xdp_is_generic_where_it_cannot(loaded: Object, bridge: int, pins: Path) -> None:
+    attach.attach_xdp(bridge, loaded.programs["first"], pins / "xdp")
+    hook = attach.xdp(bridge, pins / "xdp")
+    assert hook is not None
+    assert (hook.program.ours, hook.native) == (True, False)
+
+
+def test_an_xdp_program_is_swapped_in_its_link(loaded: Object, device: int, pins: Path) -> None:
+    pin, programs = pins / "xdp", loaded.programs
+    attach.attach_xdp(device, programs["first"], pin)
+    link = libbpf.get(pin)
+    before = libbpf.link_info(link)
+    attach.attach_xdp(device, programs["second"], pin)
+    after = libbpf.link_info(link)
+    os.close(link)
+    assert (after.id, after.ifindex) == (before.id, device)
+    assert after.prog_id == libbpf.prog_info(programs["second"]).id
+
+
+def test_a_foreign_xdp_program_is_never_replaced(loaded: Object, device: int, pins: Path) -> None:
+    programs = loaded.programs
+    flags = libbpf.XdpMode.GENERIC
+    link = libbpf.link_create(programs["second"], device, AttachType.XDP, flags)
+    with pytest.raises(BusyError, match="XDP program 'second' of somebody else"):
+        attach.attach_xdp(device, programs["first"], pins / "xdp")
+    hook = attach.xdp(device, pins / "xdp")
+    assert hook is not None
+    assert (hook.program.name, hook.program.ours, hook.native) == ("second", False, False)
+    assert list(pins.iterdir()) == []
+    libbpf.link_detach(link)
+    os.close(link)
+    attach.attach_xdp(device, programs["first"], pins / "xdp")
+
+
+def test_an_xdp_pin_follows_to_another_device(loaded: Object, device: int, pins: Path) -> None:
+    pin, programs = pins / "xdp", loaded.programs
+    attach.attach_xdp(device, programs["first"], pin)
+    other = toy.add_veth("other", "other-peer")
+    attach.attach_xdp(other, programs["first"], pin)
+    assert attach.xdp(device) is None
+    hook = attach.xdp(other, pin)
+    assert hook is not None
+    assert hook.program.ours
+
+
+def test_an_xdp_link_of_a_deleted_device_is_replaced(
+    loaded: Object, device: int, pins: Path
+) -> None:
+    pin = pins / "xdp"
+    attach.attach_xdp(device, loaded.programs["first"], pin)
+    with IPRoute() as netlink:
+        netlink.link("del", index=device)
+    again = toy.add_veth("device", "peer")
+    assert attach.xdp(again, pin) is None
+    attach.attach_xdp(again, loaded.programs["first"], pin)
+    assert attach.xdp(again, pin) is not None
+
+
+def test_xdp_on_a_device_that_is_not_there(loaded: Object, device: int, pins: Path) -> None:
+    with pytest.raises(OSError, match="No such device") as caught:
+        attach.attach_xdp(device + 1000, loaded.programs["first"], pins / "xdp")
+    assert caught.value.errno == ENODEV
+    assert attach.xdp(device + 1000) is None

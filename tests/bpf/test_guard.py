@@ -300,7 +300,7 @@ def test_strangers_are_counted_by_address(rig: Rig) -> None:
 
 
 def test_all_fragments_of_a_datagram(rig: Rig) -> None:
-    pieces = fragment(ip() / UDP(dport=PORT) / Raw(bytes(3000)), 1000)
+    pieces = fragment(ip() / UDP(dport=PORT) / Raw(bytes(3000)), 1000)  # type: ignore[no-untyped-call]
     assert len(pieces) > 3
     outcomes = [rig.outcome(ether() / piece) for piece in pieces]
     assert outcomes == ["stranger, dropped", *["fragment"] * (len(pieces) - 1)]

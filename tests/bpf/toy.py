@@ -72,6 +72,18 @@ int stranger(struct __sk_buff *skb)
 	return -1;
 }
 
+SEC("xdp")
+int first(struct xdp_md *ctx)
+{
+	return XDP_PASS;
+}
+
+SEC("xdp")
+int second(struct xdp_md *ctx)
+{
+	return XDP_PASS;
+}
+
 SEC("tc")
 int careless(struct __sk_buff *skb)
 {

@@ -49,20 +49,23 @@ def test_the_demo_shows_figures_caches_and_counters() -> None:
 
 
 def test_fast_flows_are_shown_first() -> None:
-    slow = {"egress": {"fast": True}, "ingress": {"fast": False}}
-    fast = {"egress": {"fast": True}, "ingress": {"fast": True}}
-    assert demo.first([slow] * 9 + [fast]) == [fast] + [slow] * 5
+    def flow(age: float, *, fast: bool) -> dict[str, Any]:
+        return {"egress": {"fast": True, "age_seconds": age}, "ingress": {"fast": fast}}
+
+    slow = [flow(float(age), fast=False) for age in range(9)]
+    fast = flow(99.0, fast=True)
+    assert demo.first([*reversed(slow), fast]) == [fast, *slow[:5]]
 
 
 def test_bench_prints_a_table_and_writes_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(lab_bench, "run", lambda **options: asked.update(options) or REPORT)
+    monkeypatch.setattr(lab_bench, "benchmark", lambda **options: asked.update(options) or REPORT)
     monkeypatch.setattr(lab_bench, "table", lambda _: "THE TABLE")
     target = tmp_path / "new" / "bench.json"
     assert main(["bench", "--rounds", "3", "--json", str(target)]) == 0
-    assert asked["rounds"] == 3
+    assert (asked["rounds"], asked["ip6"]) == (3, False)
     assert capsys.readouterr().out == "THE TABLE\n"
     (line,) = target.read_text().splitlines()
     assert json.loads(line) == REPORT

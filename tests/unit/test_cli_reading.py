@@ -61,6 +61,14 @@ def test_counters_that_did_not_move_are_left_out_unless_they_matter() -> None:
     assert "no packets yet" in stats.render(NOTHING)
 
 
+def test_the_guards_counters_stand_beside_the_planes() -> None:
+    guard = {"passed": 7, "stranger": 2, "strangers": {"192.0.2.99": 2}}
+    told = stats.render({**COUNTERS, "guard": guard})
+    for row in ("guard.passed", "guard.stranger", "guard.strangers.192.0.2.99"):
+        assert row in told
+    assert "90.0% of packets were fast" in told
+
+
 def test_rates_are_per_second_and_never_negative() -> None:
     before = {**COUNTERS, "hits": {"from_pod": 20, "from_wire": 90, "local": 0}}
     told = stats.render_rates(COUNTERS, before, 2.0)

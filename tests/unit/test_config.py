@@ -2,7 +2,7 @@
 """The configuration file: what is accepted, and how each mistake is named."""
 
 import contextlib
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncache.core import config
-from oncache.core.config import BuiltinOverlay, Config, ExistingOverlay, Limits, Peer
+from oncache.core.config import (
+    BuiltinOverlay,
+    Config,
+    ExistingOverlay,
+    Guard,
+    GuardMode,
+    Limits,
+    Peer,
+)
 from oncache.core.errors import ConfigError
 
 LEAST = "node: {uplink: eth0}\noverlay: {device: flannel.1}\n"
@@ -43,6 +51,29 @@ def test_builtin_overlay() -> None:
     assert config.parse(BUILTIN).overlay == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", Guard()),
+        ("guard: {}", Guard()),
+        ("guard: {mode: off}", Guard(GuardMode.OFF)),
+        ("guard: {mode: 'off'}", Guard(GuardMode.OFF)),
+        ("guard: {mode: observe}", Guard(GuardMode.OBSERVE)),
+        (
+            "guard: {mode: enforce, peers: [192.0.2.7, 'fd00::7']}",
+            Guard(GuardMode.ENFORCE, (IPv4Address("192.0.2.7"), IPv6Address("fd00::7"))),
+        ),
+    ],
+)
+def test_guard(text: str, expected: Guard) -> None:
+    assert config.parse(LEAST + text).guard == expected
+
+
+def test_a_node_takes_part_in_slices_by_its_name_in_the_fabric() -> None:
+    assert config.parse(LEAST).slices_node is None
+    assert config.parse(LEAST + "slices: {node: host0}").slices_node == "host0"
+
+
 def test_the_packaged_file_is_valid() -> None:
     packaged = Path(__file__).parents[2] / "packaging" / "config.yaml"
     assert isinstance(config.load(packaged), Config)
@@ -62,6 +93,8 @@ WRONG = [
     (LEAST + "run_dir: run", "run_dir", "absolute"),
     (LEAST + "run_dir: /sys/fs/bpf/oncache/run", "run_dir", "/run/oncache"),
     (LEAST + "store: redis", "store", "etcd"),
+    (LEAST + "slices: {}", "slices.node is missing", "add slices.node"),
+    (LEAST + "slices: {name: host0}", "slices.name", "node"),
     (LEAST + "deadline_seconds: .nan", "deadline_seconds", "seconds"),
     (LEAST + "lease_seconds: 3600", "lease_seconds", "to 60"),
     (LEAST + "mark_mask: 0xf", "mark_mask", "8 to 10"),
@@ -77,6 +110,20 @@ WRONG = [
     (BUILTIN.replace("10.1.2.0", "10.1.1.0"), "overlap", "its own pod_cidr"),
     (BUILTIN.replace("192.0.2.2", "b"), "overlay.builtin.peers[0].address", "IPv4 address"),
     (BUILTIN.replace("address:", "adress:"), "overlay.builtin.peers[0].adress", "address"),
+    (LEAST + "guard: {mod: observe}", "guard.mod", "'guard.mode'"),
+    (LEAST + "guard: enforce", "guard", "table"),
+    (LEAST + "guard: {mode: on}", "guard.mode", "observe"),
+    (LEAST + "guard: {mode: strict}", "guard.mode", "enforce"),
+    (LEAST + "guard: {mode: [enforce]}", "guard.mode", "enforce"),
+    (LEAST + "guard: {peers: 192.0.2.7}", "guard.peers", "list"),
+    (LEAST + "guard: {peers: [192.0.2.0/24]}", "guard.peers[0]", "one node"),
+    (LEAST + "guard: {peers: [192.0.2.7, 239.1.1.1]}", "guard.peers[1]", "one node"),
+    (LEAST + "guard: {peers: ['::']}", "guard.peers[0]", "one node"),
+    (LEAST + "guard: {peers: [127.0.0.1]}", "guard.peers[0]", "one node"),
+    (LEAST + "guard: {peers: ['::ffff:192.0.2.7']}", "guard.peers[0]", "one node"),
+    (LEAST + "guard: {peers: ['fe80::1%eth0']}", "guard.peers[0]", "one node"),
+    (LEAST + "guard: {peers: [7]}", "guard.peers[0]", "word"),
+    (LEAST + "guard: {peers: [192.0.2.7, 192.0.2.7]}", "given twice", "once"),
     ("a: [", "line", "YAML"),
     ("? [a]\n: b", "line", "YAML"),
     ("a: 2001-99-99", "not valid", "YAML"),

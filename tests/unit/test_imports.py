@@ -28,7 +28,7 @@ DIRECTIONS = {
         *("fabric_agent.slices", "fabric_agent.ocs", "fabric_agent.store"),
         "oncache.core.errors",
     ),
-    "bench": ("bench", "netns_tests", "oncache", "xmasq"),
+    "bench": ("bench", "netns_tests", "oncache", "xmasq", "fabric_agent"),
     "netns_tests": ("netns_tests", "bench", "oncache", "xmasq", "fabric_agent"),
 }
 

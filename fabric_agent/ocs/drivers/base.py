@@ -149,7 +149,9 @@ def credentials(path: Path) -> Credentials:
         raise ConfigError(f"credentials: others may read {path}", hint=f"chmod 600 {path}")
     user, colon, password = line.partition(":")
     if not (user and colon):
-        raise ConfigError(f"credentials: {path} is not USER:PASSWORD", hint="one line, with a colon")
+        raise ConfigError(
+            f"credentials: {path} is not USER:PASSWORD", hint="one line, with a colon"
+        )
     return Credentials(user, password)
 
 

@@ -135,7 +135,9 @@ class Netconf:
 
     def _get(self, client: Any, container: str) -> Xml.Element:
         try:
-            reply = client.get_config("running", filter=("subtree", f'<{container} xmlns="{MODEL}"/>'))
+            reply = client.get_config(
+                "running", filter=("subtree", f'<{container} xmlns="{MODEL}"/>')
+            )
             return Xml.fromstring(reply.data_xml)
         except Xml.ParseError as error:
             raise DeviceError(f"{self.name} answers nonsense: {error}", hint=READ_AGAIN) from error
@@ -174,7 +176,9 @@ def _client(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise HostError("ncclient is not installed", hint="pip install 'oncache[netconf]'") from error
+        raise HostError(
+            "ncclient is not installed", hint="pip install 'oncache[netconf]'"
+        ) from error
 
 
 def _rpc_error() -> type[Exception]:

@@ -91,15 +91,13 @@ class Restconf:
         return self._table(answer)
 
     def apply(self, batch: Batch, tag: str) -> Table:
-        done = 0
-        for method, path, body in _requests(batch):
+        for done, (method, path, body) in enumerate(_requests(batch)):
             try:
                 tag = self._change(method, path, body, tag)
             except (MovedError, RefusedError) as error:
                 if not done:
                     raise
                 raise self._partial(f"{error.message}, after {done} steps of the batch") from error
-            done += 1
         return self.read()
 
     def ports(self) -> Mapping[int, PortState]:

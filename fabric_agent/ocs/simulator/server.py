@@ -36,7 +36,9 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], switch: Switch, login: str, notifies: bool) -> None:
+    def __init__(
+        self, address: tuple[str, int], switch: Switch, login: str, notifies: bool
+    ) -> None:
         super().__init__(address, Handler)
         self.switch = switch
         self.notifies = notifies
@@ -99,7 +101,9 @@ class Handler(BaseHTTPRequestHandler):
         switch = self.server.switch
         if switch.faults.nonsense > 0 and self.command == "GET":
             switch.faults.nonsense -= 1
-            self._answer(HTTPStatus.OK, {"optical-switch:cross-connects": {"pair": [{"egress": 1}]}})
+            self._answer(
+                HTTPStatus.OK, {"optical-switch:cross-connects": {"pair": [{"egress": 1}]}}
+            )
             return
         readers = {
             "cross-connects": lambda: _table(switch),
