@@ -68,12 +68,12 @@ oncache/bpf/%.bpf.o: bpf/%.bpf.c $(HEADERS) Makefile | packages
 ## bpf: the BPF objects, into oncache/bpf/
 bpf: $(OBJECTS)
 
-build/traffic: bench/traffic.c | packages
+build/%: bench/%.c | packages
 	@mkdir -p $(@D)
 	$(CC) -O2 -g -std=gnu11 -Wall -Wextra -Werror -o $@ $<
 
-## traffic: the traffic program of the demo and the benchmark, into build/
-traffic: build/traffic
+## traffic: the traffic programs of demo, benchmark and fabric laboratory, into build/
+traffic: build/traffic build/collective
 
 ## demo: two hosts in namespaces: host-to-host, plain overlay, ONCache, in one table (root)
 demo: root setup bpf traffic
@@ -109,6 +109,10 @@ format: setup
 bench: root setup bpf traffic
 	@$(BIN)/oncache bench --json build/bench.json
 	@cat build/bench.json
+
+## fabric-lab: two jobs on a fabric of namespaces: ECMP against slices; JSON last (root)
+fabric-lab: root setup traffic
+	@$(BIN)/python -m bench.fabric_lab
 
 PACKETS ?= 5000000
 

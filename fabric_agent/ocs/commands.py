@@ -82,7 +82,7 @@ def show(args: Args) -> None:
     layout = _layout(known, circuits)
     counts = link_counts(known.fabric, layout)
     devices = [_device(known, name, table) for name, table in tables.items()]
-    pairs = [
+    pairs: list[Json] = [
         {"spine": index, "pods": [b, a], "links": matrix[a][b]}
         for index, matrix in enumerate(counts)
         for a in range(known.fabric.pods)
@@ -94,7 +94,7 @@ def show(args: Args) -> None:
         _print_json({"devices": devices, "links": pairs, "frozen": frozen})
         return
     _print_table(devices)
-    _print_table([{**pair, "pods": "{}-{}".format(*pair["pods"])} for pair in pairs])
+    _print_table([{**pair, "pods": "-".join(map(str, pair["pods"]))} for pair in pairs])
     if frozen:
         print(f"frozen by {frozen}")
 

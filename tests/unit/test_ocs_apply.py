@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -161,8 +160,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    yield Bench(1, tmp_path)
+def bench(tmp_path: Path) -> Bench:
+    return Bench(1, tmp_path)
 
 
 KINDS = ("before", "half", "unanswered", "reboot")
@@ -246,9 +245,8 @@ def test_foreign_hands_in_the_middle_stop_the_plan(bench: Bench) -> None:
     with switch.changed:
         switch.change({next(iter(switch.pairs))}, {}, "somebody")
     held = bench.circuits()
-    with pytest.raises(MovedError, match="find out who|expected") as caught:
+    with pytest.raises(MovedError, match="ingress .* expected"):
         bench.runner.resume(document.id)
-    assert "ingress" in caught.value.message
     assert bench.circuits() == held
 
 

@@ -82,9 +82,17 @@ def switch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     Path("/run/sshd").mkdir(exist_ok=True)
     with ExitStack() as stack:
         for command in (
-            ["/usr/sbin/netconfd", "--module=optical-switch", f"--modpath={HERE}:{YUMA}"]
-            + ["--no-startup", f"--superuser={getpass.getuser()}", "--access-control=off"]
-            + ["--target=candidate", f"--ncxserver-sockname={ncx}", f"--port={port}"],
+            [
+                "/usr/sbin/netconfd",
+                "--module=optical-switch",
+                f"--modpath={HERE}:{YUMA}",
+                "--no-startup",
+                f"--superuser={getpass.getuser()}",
+                "--access-control=off",
+                "--target=candidate",
+                f"--ncxserver-sockname={ncx}",
+                f"--port={port}",
+            ],
             ["/usr/sbin/sshd", "-D", "-f", str(sshd_config(directory, port, ncx))],
         ):
             log = stack.enter_context((directory / "log").open("ab"))

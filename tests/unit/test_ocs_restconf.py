@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from fabric_agent.ocs import commands
+from fabric_agent.ocs.cabling import plugs
 from fabric_agent.ocs.devices import Device as Placed
 from fabric_agent.ocs.devices import Inventory
 from fabric_agent.ocs.drivers.base import (
@@ -178,13 +179,12 @@ def test_credentials_are_kept_from_others(tmp_path: Path) -> None:
 def certificate(directory: Path) -> Path:
     """Of 127.0.0.1, signed by itself."""
     made = directory / "device.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-        + ["-nodes", "-days", "2", "-subj", "/CN=ocs", "-addext", "subjectAltName=IP:127.0.0.1"]
-        + ["-keyout", str(made), "-out", str(directory / "ca.pem")],
-        check=True,
-        capture_output=True,
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
+        "-subj /CN=ocs -addext subjectAltName=IP:127.0.0.1"
     )
+    files = ["-keyout", str(made), "-out", str(directory / "ca.pem")]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True)
     made.write_text(made.read_text() + (directory / "ca.pem").read_text())
     return made
 
@@ -196,7 +196,10 @@ def test_tls_is_verified(tmp_path: Path) -> None:
         assert driver(secure, ca=tmp_path / "ca.pem").read().pairs == {}
 
 
-CONFIG = {"fabric": {"pods": 4, "spine_indices": 1, "uplinks": 4}, "policy": {"settle": 0.0}}
+CONFIG: dict[str, Any] = {
+    "fabric": {"pods": 4, "spine_indices": 1, "uplinks": 4},
+    "policy": {"settle": 0.0},
+}
 DEMAND = {"links": {0: [[0, 1, 2], [2, 3, 3], [0, 2, 1]]}}
 
 
@@ -303,8 +306,6 @@ def test_freeze_and_abort(ocs: Command) -> None:
 
 
 def test_the_audit_names_crossed_fibres_and_dead_ports(ocs: Command, switch: Device) -> None:
-    from fabric_agent.ocs.cabling import plugs
-
     fabric = Fabric(4, 1, 4)
     placed = Inventory(fabric, [Placed("ocs-a", 16, tuple(Switch(0, k) for k in range(4)))])
     labels = {plug.number: [plug.strand, ""] for plug in plugs(placed, cross(fabric))}
@@ -321,7 +322,7 @@ def test_the_audit_names_crossed_fibres_and_dead_ports(ocs: Command, switch: Dev
     assert any(f"port {dead} is failed" in each["finding"] for each in found)
 
 
-JOBS = {
+JOBS: dict[str, Any] = {
     "clos": {"leaves": 2, "parallel": 2},
     "jobs": [{"name": "llm", "stages": [[[0, 0]], [[1, 0]]], "tensor": 2, "protected": True}],
 }
