@@ -29,6 +29,7 @@ from netns_tests.lab import (
     Injector,
     Namespace,
     Offload,
+    Pod,
     Shape,
     Vxlan,
     set_offload,
@@ -42,7 +43,7 @@ View = Mapping[str, object]
 ETHER = 14
 ETH_IPV4, ETH_ARP = 0x0800, 0x0806
 MORE_OR_OFFSET = 0x3FFF
-FENCE_PORT = 9
+FENCE_PORTS = 9, 10  # never answered, so never fast
 NEAR_PORT, FAR_PORT = 20000, 7000
 POD_MTU = 1500  # more than the tunnel's: what is too big for it is refused by the host
 ROUNDS = 4
@@ -229,14 +230,15 @@ class Stage:
         self.shape, self.device = shape, device
         self.pod, self.far_pod = (host.pods["p1"] for host in hosts)
         self.neighbour = self.near.pod("p2")
-        for pod in (self.pod, self.far_pod, self.neighbour):
+        pods = (self.pod, self.far_pod, self.neighbour)
+        for pod in pods:
             for where, name in ((pod, pod.device), (pod.host, pod.host_device)):
                 where.netlink.link("set", index=where.index(name), mtu=POD_MTU)
             # Flows are made by hand: a kernel that knows nothing of them must not answer.
             pod.command(["nft", "-f", "-"], text=_MUTE)
-            for port in (NEAR_PORT, NEAR_PORT + 1, FAR_PORT, FENCE_PORT):
+            for port in (NEAR_PORT, FAR_PORT, FENCE_PORTS[1]):
                 sockets.udp(pod, port)
-        for each in (self.near, self.far, self.pod, self.far_pod, self.neighbour):
+        for each in (*hosts, *pods):
             each.sysctl("net.ipv4.icmp_ratelimit", 0)
             each.sysctl("net.ipv4.icmp_msgs_per_sec", 100000)
         self._injectors = {
@@ -245,6 +247,9 @@ class Stage:
             Place.WIRE: Injector(self.near, self.near.uplink),
             Place.BACK: Injector(self.far_pod, self.far_pod.device),
         }
+        self._gateways = {pod.name: self._gateway(pod) for pod in pods}
+        self._uplinks = tuple(_mac_of(host, host.uplink) for host in hosts)
+        self._tunnels = tuple(_mac_of(host, host.tunnel) for host in hosts)
         self._tcp_port = 30000
 
     def close(self) -> None:
@@ -263,11 +268,12 @@ class Stage:
 
     # --- frames
 
-    def link(self, source: Namespace) -> Ether:
+    def _gateway(self, pod: Pod) -> str:
+        return _mac_of(pod.host, "cni0" if self.shape is Shape.BRIDGE else pod.host_device)
+
+    def link(self, pod: Pod) -> Ether:
         """The Ethernet header of a frame that a pod sends to its gateway."""
-        pod = next(p for p in (self.pod, self.far_pod, self.neighbour) if p is source)
-        gateway = "cni0" if self.shape is Shape.BRIDGE else pod.host_device
-        return Ether(src=pod.mac, dst=_mac_of(pod.host, gateway))
+        return Ether(src=pod.mac, dst=self._gateways[pod.name])
 
     def there(self, packet: Packet) -> Shot:
         """A packet that the near pod sends."""
@@ -290,7 +296,7 @@ class Stage:
         self, inner: Packet, *, vni: int | None = None, outer: IP | None = None, port: int = 0
     ) -> Shot:
         """A frame as the near host's tunnel would send it, put on the wire."""
-        link = Ether(src=_mac_of(self.near, self.near.uplink), dst=self.far_mac())
+        link = Ether(src=self._uplinks[0], dst=self._uplinks[1])
         header = outer or self.outer()
         vxlan = VXLAN(vni=self.device.vni if vni is None else vni, flags=8)
         udp = UDP(sport=50000, dport=port or self.device.port, chksum=0)
@@ -300,13 +306,9 @@ class Stage:
         defaults = {"src": str(self.near.address), "dst": str(self.far.address), "id": 77}
         return IP(**(defaults | fields))
 
-    def far_mac(self) -> str:
-        return _mac_of(self.far, self.far.uplink)
-
     def inner(self, packet: Packet) -> Packet:
         """A packet between the tunnel devices' MACs, as it travels."""
-        ends = (_mac_of(host, host.tunnel) for host in (self.near, self.far))
-        return Ether(**dict(zip(("src", "dst"), ends, strict=True))) / packet
+        return Ether(src=self._tunnels[0], dst=self._tunnels[1]) / packet
 
     # --- flows
 
@@ -321,8 +323,8 @@ class Stage:
         return [self.there(self.udp()), self.back(answer)]
 
     def tcp(self, flags: str, data: bytes = b"", **fields: object) -> Packet:
-        """A segment of the open connection; the same numbers each time, as a repetition has."""
-        seq = 100 if "S" in flags else 101
+        """A segment of the open connection; data has the same numbers each time, as if repeated."""
+        seq = 100 if "S" in flags else 105 if "F" in flags or "R" in flags else 101
         header = TCP(sport=self._tcp_port, dport=FAR_PORT, flags=flags, seq=seq, ack=201)
         return self.ip(**fields) / header / data
 
@@ -350,10 +352,12 @@ class Stage:
                 self.put(shots)
             return
 
+        for node in nodes:
+            node.evict()  # conntrack's timers start anew, too
+
         def fast() -> bool:
             meters = [node.meter() for node in nodes]
             self.put(shots)
-            self._fence()
             return all(m.moved().get(k) == 1 for m in meters for k in (OUT, IN))
 
         until(fast, SECONDS, f"the {flow} flow is fast")
@@ -375,31 +379,34 @@ class Stage:
             self.put(shots)
             counted = [meter.moved() for meter in meters] or [{}, {}]
             self._fence()
-            return Outcome(self._seen(far, near, wire), *counted)
+            seen = {"pod": self._arrived(far), "sender": self._returned(near)}
+            # Of a frame that was put on the wire itself, the receiver's kernel changes our copy.
+            if all(place is not Place.WIRE for place, _ in shots):
+                seen["wire"] = self._left(wire)
+            return Outcome(seen, *counted)
 
     def _fence(self) -> None:
         """Wait until a packet of its own, that takes the base path, has come each way."""
         ends = ((self.pod, self.far_pod, Place.POD), (self.far_pod, self.pod, Place.BACK))
         for source, target, place in ends:
             packet = IP(src=str(source.address), dst=str(target.address))
-            probe = packet / UDP(sport=FENCE_PORT, dport=FENCE_PORT) / b"fence"
+            probe = packet / UDP(sport=FENCE_PORTS[0], dport=FENCE_PORTS[1]) / b"fence"
             with Capture(target, target.device) as capture:
                 self._injectors[place].send(bytes(self.link(source) / probe))
                 capture.wait(match=_is_fence)
 
-    def _seen(self, far: Capture, near: Capture, wire: Capture) -> dict[str, list[View]]:
-        def came(frame: Frame) -> bool:
-            return frame.direction is not Direction.OUTGOING and _counts(frame)
+    def _arrived(self, capture: Capture) -> list[View]:
+        return [frame_view(f.data, f.checksum_ready, f.vlan) for f in capture.packets(_came)]
 
-        def went(frame: Frame) -> bool:
-            return frame.direction is Direction.OUTGOING and _counts(frame)
+    def _returned(self, capture: Capture) -> list[View]:
+        """What came back: its identification is its sender's own affair."""
+        views = [dict(view) for view in self._arrived(capture)]
+        for view in views:
+            view.pop("ident", None)
+        return views
 
-        port = self.device.port
-        return {
-            "pod": [frame_view(f.data, f.checksum_ready, f.vlan) for f in far.packets(came)],
-            "sender": [_of_a_router(f) for f in near.packets(came)],
-            "wire": [tunnel_view(f, port) for f in wire.packets(went)],
-        }
+    def _left(self, capture: Capture) -> list[View]:
+        return [tunnel_view(frame, self.device.port) for frame in capture.packets(_went)]
 
 
 _MUTE = """
@@ -409,15 +416,16 @@ table ip mute {
 """
 
 
-def _of_a_router(frame: Frame) -> View:
-    """What came back: its identification is its sender's own affair."""
-    view = dict(frame_view(frame.data, frame.checksum_ready, frame.vlan))
-    view.pop("ident", None)
-    return view
-
-
 def _is_fence(frame: Frame) -> bool:
     return frame.data.endswith(b"fence")
+
+
+def _came(frame: Frame) -> bool:
+    return frame.direction is not Direction.OUTGOING and _counts(frame)
+
+
+def _went(frame: Frame) -> bool:
+    return frame.direction is Direction.OUTGOING and _counts(frame)
 
 
 def _counts(frame: Frame) -> bool:

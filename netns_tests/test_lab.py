@@ -116,6 +116,24 @@ def test_three_hosts_share_a_switch(lab: Lab) -> None:
                 assert ping(near, far.address, 1).received == 1
 
 
+@both_shapes
+@pytest.mark.parametrize("outer", [4, 6])
+def test_dual_stack_pods_reach_each_other(lab: Lab, shape: Shape, outer: int) -> None:
+    a, b = lab.pair(device=Vxlan(outer=outer), shape=shape, ip6=True)
+    for version in (4, 6):
+        near, far = a.pods["p1"], b.pods["p1"].ip(version)
+        assert ping(near, far).ttls == (62, 62, 62)
+        assert ping(near, far, 1, size=1500).received == 1
+        assert ping(near, far, 1, ttl=2, seconds=0.2).received == 0
+
+
+def test_without_ipv6_there_is_none(hosts: Hosts) -> None:
+    for place in (hosts[0], hosts[0].pods["p1"]):
+        assert place.command(["ip", "-6", "addr"]).stdout == ""
+        with pytest.raises(LabError, match="no IPv6 address"):
+            place.ip(6)
+
+
 # ---- the wire ----
 
 

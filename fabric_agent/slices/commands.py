@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,6 +200,8 @@ def run_check(args: argparse.Namespace) -> int:
     verdict = "contention-free" if report.contention_free else "not contention-free"
     lines = [f"{verdict}: the most loaded link carries {report.worst} flows"]
     lines += [f"  {remark}" for remark in report.remarks[:20]]
+    busiest = islice(check.contended(report), 5)
+    lines += [f"  {load} flows on {directed.name(fabric)}" for directed, load in busiest]
     if report.phases < report.of_phases:
         lines.append(f"  computed {report.phases} of {report.of_phases} phases, evenly spread")
     _print(args, result, "\n".join(lines))

@@ -124,10 +124,6 @@ class Fabric:
         return columns
 
     @cached_property
-    def nic_by_address(self) -> dict[IPv4Address, int]:
-        return {nic.address.ip: index for index, nic in enumerate(self.nics)}
-
-    @cached_property
     def host_by_name(self) -> dict[str, int]:
         return {host.name: index for index, host in enumerate(self.hosts)}
 

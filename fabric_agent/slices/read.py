@@ -20,7 +20,7 @@ import yaml
 from fabric_agent.slices.draft import Draft, Ends, LeafSwitch, Switch
 from fabric_agent.slices.elements import Broken
 from fabric_agent.slices.model import Fabric
-from oncache.core.config import Section
+from fabric_agent.slices.section import Section
 from oncache.core.errors import ConfigError
 
 T = TypeVar("T", bound=Switch)

@@ -245,7 +245,7 @@ def test_foreign_hands_in_the_middle_stop_the_plan(bench: Bench) -> None:
     with switch.changed:
         switch.change({next(iter(switch.pairs))}, {}, "somebody")
     held = bench.circuits()
-    with pytest.raises(MovedError, match="ingress .* expected"):
+    with pytest.raises(MovedError, match=r"ingress .* expected"):
         bench.runner.resume(document.id)
     assert bench.circuits() == held
 
