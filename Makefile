@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 LINT_TESTS := tests/unit/test_lint.py tests/unit/test_imports.py tests/unit/test_docs.py
 
 .PHONY: help packages root setup bpf traffic demo test test-unit test-bpf test-netns lint format \
-	bench fuzz-programs mutation wheel clean
+	bench fabric-lab bench-slices simulate-jct bench-ocs ocs-realise fuzz-programs mutation wheel clean
 
 ## help: this list
 help:
@@ -113,6 +113,24 @@ bench: root setup bpf traffic
 ## fabric-lab: two jobs on a fabric of namespaces: ECMP against slices; JSON last (root)
 fabric-lab: root setup traffic
 	@$(BIN)/python -m bench.fabric_lab
+
+## bench-slices: decisions at 8,192 GPUs, and an exact solver's verdict; JSON last
+bench-slices: setup
+	@$(BIN)/python -m bench.slices --json
+
+## simulate-jct: job completion times under five policies, and a plot; JSON last
+simulate-jct: setup
+	@$(BIN)/python -m bench.simulate_jct
+
+## bench-ocs: circuit plans at 32k GPUs; JSON last
+bench-ocs: setup
+	@$(BIN)/python -m bench.ocs
+
+CASES ?= 10000
+
+## ocs-realise: random demands on cross wiring and on uniform wiring: [CASES=n]; JSON last
+ocs-realise: setup
+	@$(BIN)/python -m bench.ocs_realise --cases $(CASES)
 
 PACKETS ?= 5000000
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
+from fabric_agent.ocs import commands as ocs
+from fabric_agent.slices import commands as slices
 from oncache.core import config
 from oncache.core.errors import ConfigError, HostError, OncacheError
 
@@ -34,9 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         level = logging.DEBUG if verbose else logging.INFO
         logging.basicConfig(level=level, format=LOG_FORMAT, stream=sys.stderr)
         logging.getLogger("pyroute2").setLevel(logging.WARNING)
-        run: Callable[[argparse.Namespace], None] = args.run
-        run(args)
-        return 0
+        run: Callable[[argparse.Namespace], int | None] = args.run
+        return run(args) or 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
@@ -58,6 +59,8 @@ def parser() -> Parser:
     node.set_defaults(run=_node)
     check = verbs.add_parser("check-config", parents=[common], help="check a configuration file")
     check.set_defaults(run=_check)
+    slices.mount(verbs)
+    ocs.mount(verbs.add_parser("ocs", help="the optical circuits between the pods"), [common])
     return top
 
 

@@ -65,6 +65,8 @@ class Variant:
         return self.name
 
 
+SMALL = {"pods": 16, "peers": 16, "flows": 1024}  # quick to empty
+
 VARIANTS = [
     Variant("bridge", policy=True),
     Variant("routed", Shape.ROUTED),
@@ -463,7 +465,7 @@ def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
         stage = stack.enter_context(contextlib.closing(Stage(hosts, variant.shape, variant.device)))
         with one_cpu():
             base = {offload: run(stage, offload, None) for offload in (True, False)}
-        nodes = stack.enter_context(accelerated(hosts, lease_seconds=LONG_LEASE))
+        nodes = stack.enter_context(accelerated(hosts, lease_seconds=LONG_LEASE, limits=SMALL))
         with one_cpu():
             fast = {offload: run(stage, offload, nodes) for offload in (False, True)}
         yield Runs(base, fast)

@@ -16,9 +16,9 @@ from itertools import product
 from fabric_agent.ocs.slots import NEVER, Arc, Slots, bits
 from fabric_agent.ocs.wiring import DARK
 
-DEPTH = 8
-# Steps of the search per spine index; a saturated one of 32 pods needs a third of it.
-NODES = 2000
+DEPTH = 10
+# Steps of the search per spine index; a saturated one of 32 pods needs a tenth of it.
+NODES = 4000
 LAST_NODES = 150
 IMPROVE_DEPTH = 2
 

@@ -64,7 +64,7 @@ def argument(*names: str, **keywords: Any) -> Argument:
     return Argument(names, keywords)
 
 
-def mount(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def mount(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add ``slices`` with its verbs, and ``controller``, to a command line's verbs. The parser
     leaves the function to call in ``run``."""
     slices = verbs.add_parser("slices", help="parts of the fabric that one job has to itself")
@@ -74,7 +74,7 @@ def mount(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add(verbs, CONTROLLER)
 
 
-def _add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: Verb) -> None:
+def _add(verbs: argparse._SubParsersAction[Any], verb: Verb) -> None:
     parser = verbs.add_parser(verb.name, help=verb.help, description=f"{verb.help}.")
     for each in (*verb.arguments, *COMMON):
         parser.add_argument(*each.names, **each.keywords)
