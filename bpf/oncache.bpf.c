@@ -29,8 +29,8 @@
 #include "lib/tunnel.h"
 
 /* The most that is ever read. */
-#define POD_HEADERS (sizeof(struct frame6) + sizeof(struct tcp))
-#define WIRE_HEADERS (sizeof(struct vxlan6) + IP6_HDR_LEN + sizeof(struct tcp))
+#define POD_HEADERS (sizeof(struct frame6) + sizeof(struct fragment6) + sizeof(struct tcp))
+#define WIRE_HEADERS (sizeof(struct vxlan6) + POD_HEADERS - sizeof(struct eth))
 
 /* Longest a pod's receive queue takes to hand over what was put there. */
 #define QUEUE_DRAINED_NS 1000000
@@ -140,10 +140,13 @@ static __noinline int pod_miss(struct __sk_buff *skb, const struct packet *p, st
  * A TCP socket's packets bring theirs and change it to change the route; for others
  * the kernel dissects each packet of the flow anew, with the same result.
  */
-static __always_inline __u32 flow_hash(struct __sk_buff *skb, struct half *half)
+static __always_inline __u32 flow_hash(struct __sk_buff *skb, const struct packet *p,
+				       struct half *half)
 {
 	if (skb->hash)
 		return skb->hash;
+	if (p->is_ip6) /* the flow label is part of it, and may change */
+		return bpf_get_hash_recalc(skb);
 	if (!half->hash)
 		half->hash = bpf_get_hash_recalc(skb);
 	return half->hash;
@@ -182,7 +185,7 @@ static __always_inline void push4_outer(struct __sk_buff *skb, const struct path
 					const struct config *cfg, const struct packet *p,
 					struct half *half, struct counters *count, struct push4 *h)
 {
-	__u32 hash = flow_hash(skb, half);
+	__u32 hash = flow_hash(skb, p, half);
 
 #pragma unroll
 	for (__u32 i = 0; i < sizeof(struct vxlan4) / 8; i++)
@@ -255,7 +258,8 @@ static __noinline int push_other(struct __sk_buff *skb, const struct path *path,
 #pragma unroll
 	for (int i = 0; i < PATH_HEADER_MAX / 8; i++)
 		h.v6.word[i] = path->header.word[i];
-	tunnel_complete6(&h.v6.outer, cfg, p, p->ttl - half->hops, path->sum, flow_hash(skb, half));
+	tunnel_complete6(&h.v6.outer, cfg, p, p->ttl - half->hops, path->sum,
+			 flow_hash(skb, p, half));
 	verdict = push_header(skb, count, VXLAN6_OVERHEAD, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, &h.v6,
 			      sizeof(h.v6.outer), path->ifindex);
 	return push_inner(skb, p, half->hops, sizeof(h.v6.outer), verdict, count);

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,6 +77,26 @@ def test_a_demo_that_is_stopped_leaves_nothing(
     assert (demo.child.returncode, out) == (130, b"")
     assert b"Traceback" not in err
     until(lambda: not demo.leftovers(), 5.0, "everything is gone")
+
+
+INTERRUPTED_FORK = """
+import os, signal, subprocess, sys
+from netns_tests.lab import processes
+children = []
+real = subprocess.Popen
+subprocess.Popen = lambda *a, **k: children.append(real(*a, **k)) or children[-1]
+os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
+try:
+    processes.start(["sleep", "60"])
+except KeyboardInterrupt:
+    sys.exit(10 if children[0].returncode is not None else 11)
+"""
+
+
+def test_an_interrupt_in_the_middle_of_a_fork_is_not_lost() -> None:
+    """Nor is the child that had just been started."""
+    done = processes.finish([sys.executable, "-c", INTERRUPTED_FORK], check=False)
+    assert done.returncode == 10, done.stderr
 
 
 def test_a_demo_to_its_end(tmp_path: Path) -> None:

@@ -69,6 +69,24 @@ struct ip6 {
 	struct address daddr;
 };
 
+/* RFC 8200, 4.3, 4.4 and 4.6: of options and routing headers all that is needed here. */
+struct extension6 {
+	__u8 nexthdr;
+	__u8 length; /* in 8 bytes, this header's first 8 not counted */
+	__u8 rest[6];
+};
+
+/* RFC 8200, 4.5 */
+struct fragment6 {
+	__u8 nexthdr;
+	__u8 reserved;
+	__be16 offset; /* upper 13 bits */
+	__be32 id;
+};
+
+#define FRAGMENT6_OFFSET 0xfff8
+#define EXTENSIONS6 2 /* that we look behind; more are not seen in the wild */
+
 struct udp {
 	__be16 sport;
 	__be16 dport;

@@ -157,10 +157,44 @@ static __always_inline __u64 *packet_ip4(struct cursor *c, struct packet *p, enu
 	return NULL;
 }
 
+/* Looks for the transport header behind extension headers, as packet_ip4() does behind options. */
+static __always_inline __u64 *packet_extensions(struct cursor *c, struct packet *p,
+						struct counters *count, __u64 **odd)
+{
+	struct extension6 *extension;
+	struct fragment6 *fragment;
+	__u32 skip;
+
+#pragma unroll
+	for (int i = 0; i < EXTENSIONS6; i++) {
+		if (p->key.protocol != IP6_HOPOPTS && p->key.protocol != IP6_ROUTING &&
+		    p->key.protocol != IP6_DSTOPTS)
+			break;
+		*odd = &count->base_path.ip_options;
+		extension = cursor_take(c, struct extension6);
+		if (!extension)
+			return *odd;
+		p->key.protocol = extension->nexthdr;
+		skip = extension->length * 8;
+		c->pos += skip;
+		p->header += sizeof(*extension) + skip;
+	}
+	if (p->key.protocol != IP6_FRAGMENT)
+		return NULL;
+	*odd = &count->base_path.fragment;
+	fragment = cursor_take(c, struct fragment6);
+	if (!fragment || fragment->offset & bpf_htons(FRAGMENT6_OFFSET))
+		return *odd; /* no transport header here, whatever the bytes say */
+	p->key.protocol = fragment->nexthdr;
+	p->header += sizeof(*fragment);
+	return NULL;
+}
+
 static __always_inline __u64 *packet_ip6(struct cursor *c, struct packet *p, enum journey journey,
-					 struct counters *count)
+					 struct counters *count, __u64 **odd)
 {
 	struct ip6 *ip = cursor_take(c, struct ip6);
+	__u64 *reason;
 
 	if (!ip)
 		return &count->base_path.truncated;
@@ -177,10 +211,9 @@ static __always_inline __u64 *packet_ip6(struct cursor *c, struct packet *p, enu
 	p->key.local = journey == FROM_POD ? ip->saddr : ip->daddr;
 	p->key.remote = journey == FROM_POD ? ip->daddr : ip->saddr;
 	p->key.protocol = ip->nexthdr;
-	if (ip->nexthdr == IP6_FRAGMENT)
-		return &count->base_path.fragment;
-	if (ip->nexthdr == IP6_HOPOPTS || ip->nexthdr == IP6_ROUTING || ip->nexthdr == IP6_DSTOPTS)
-		return &count->base_path.ip_options;
+	reason = packet_extensions(c, p, count, odd);
+	if (reason)
+		return reason;
 	/* The base path answers for an IPv4-mapped address; as a key it would be another flow. */
 	if (address_is_ip4(&p->key.local) || address_is_ip4(&p->key.remote))
 		return &count->base_path.not_ip;
@@ -203,7 +236,7 @@ static __always_inline __u64 *packet_describe(struct cursor *c, struct packet *p
 	if (eth->proto == bpf_htons(ETH_P_IP))
 		reason = packet_ip4(c, p, journey, count, &odd);
 	else if (eth->proto == bpf_htons(ETH_P_IPV6))
-		reason = packet_ip6(c, p, journey, count);
+		reason = packet_ip6(c, p, journey, count, &odd);
 	else
 		return &count->base_path.not_ip;
 	if (reason)
@@ -215,7 +248,7 @@ static __always_inline __u64 *packet_describe(struct cursor *c, struct packet *p
 	else if (p->key.protocol == (p->is_ip6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
 		reason = packet_icmp(c, p, journey, count);
 	else
-		return &count->base_path.protocol;
+		return odd ? odd : &count->base_path.protocol;
 	if (odd)
 		return odd;
 	if (!reason && p->header > p->length)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from netns_tests.lab.errors import LabError
+from netns_tests.lab.signals import STOPPING, undisturbed
 
 ROOT = Path(__file__).resolve().parents[2]
 END_SECONDS = 10.0
@@ -33,8 +34,9 @@ def python(module: str, *args: str) -> list[str]:
     return [sys.executable, "-m", module, *args]
 
 
-def _die_with_parent() -> None:
+def _in_the_child() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
 def start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -46,7 +48,18 @@ def start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """
     options.setdefault("env", environment())
     options.setdefault("stdin", subprocess.DEVNULL)
-    return subprocess.Popen(argv, start_new_session=True, preexec_fn=_die_with_parent, **options)
+    child = None
+    try:
+        # Python drops what a signal raises between fork and the return from it.
+        with undisturbed():
+            child = subprocess.Popen(
+                argv, start_new_session=True, preexec_fn=_in_the_child, **options
+            )
+    except BaseException:
+        if child is not None:
+            end(child)
+        raise
+    return child
 
 
 def finish(

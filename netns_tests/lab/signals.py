@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from types import FrameType
 
 
+STOPPING = frozenset({signal.SIGINT, signal.SIGTERM})
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM arrived. A KeyboardInterrupt, because whoever stops on Ctrl-C shall stop now too."""
 
@@ -36,8 +39,8 @@ def terminating_in_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Signals to stop wait until the block is done. Start no children inside: they inherit it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Signals to stop wait until the block is done. Children started inside inherit that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
     finally:
