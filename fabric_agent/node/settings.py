@@ -105,6 +105,7 @@ def _refuse_unsupported(device: Link, tunnel: Tunnel) -> None:
         "collect metadata ('external')": tunnel.collect_metadata,
         "group policy (gbp)": tunnel.gbp,
         "protocol extension (gpe)": tunnel.gpe,
+        "an inherited flow label": tunnel.label_inherit,
     }
     for mode, used in modes.items():
         if used:

@@ -45,6 +45,7 @@ class Tunnel:
     udp_csum: bool = False
     zero_csum6_tx: bool = False
     zero_csum6_rx: bool = False
+    label_inherit: bool = False
     gbp: bool = False
     gpe: bool = False
     collect_metadata: bool = False

@@ -133,7 +133,12 @@ class _TtlInherit(vxlan.flag):  # type: ignore[misc]
 vxlan.ttl_inherit = _TtlInherit
 vxlan.nla_map = tuple(
     (name, "ttl_inherit" if name == "IFLA_VXLAN_TTL_INHERIT" else kind)
-    for name, kind in vxlan.nla_map
+    for name, kind in (
+        *vxlan.nla_map,
+        # Of Linux 6.8, which pyroute2 does not know yet.
+        *(("IFLA_VXLAN_VNIFILTER", "none"), ("IFLA_VXLAN_LOCALBYPASS", "none")),
+        ("IFLA_VXLAN_LABEL_POLICY", "uint32"),
+    )
 )
 # pyroute2 takes the number for a text.
 ifaddrmsg.nla_map = tuple(
@@ -218,6 +223,7 @@ def _tunnel(data: Any) -> Tunnel:
         udp_csum=bool(get("UDP_CSUM")),
         zero_csum6_tx=bool(get("UDP_ZERO_CSUM6_TX")),
         zero_csum6_rx=bool(get("UDP_ZERO_CSUM6_RX")),
+        label_inherit=bool(get("LABEL_POLICY")),
         gbp=bool(get("GBP")),
         gpe=bool(get("GPE")),
         collect_metadata=bool(get("COLLECT_METADATA")),

@@ -766,6 +766,7 @@ struct run {
 	int verdict;
 	u32 length;
 	u32 mark;
+	u32 priority;
 	u32 moved; /* index of the counter */
 	u32 moves; /* how many counters moved, each step counted */
 	u8 data[MAX_PACKET + 256];
@@ -808,6 +809,7 @@ static bool try(enum hook hook, const struct input *in, struct run *run)
 	run->verdict = options.retval;
 	run->length = options.data_size_out;
 	run->mark = after.mark;
+	run->priority = after.priority;
 	count_moves(run);
 	return true;
 }
@@ -1285,7 +1287,8 @@ static bool starts(const char *name, const char *prefix)
 
 static bool same(const struct input *in, const struct run *run)
 {
-	return run->length == in->length && !memcmp(run->data, in->data, in->length);
+	return run->length == in->length && !memcmp(run->data, in->data, in->length) &&
+	       run->priority == in->context.priority;
 }
 
 static bool foreign_bits_kept(const struct input *in, const struct run *run)

@@ -115,6 +115,7 @@ REFUSED = [
     ("external", tunnelled(collect_metadata=True), 4, ["flannel.1", "external"]),
     ("gbp", tunnelled(gbp=True), 4, ["group policy"]),
     ("gpe", tunnelled(gpe=True), 4, ["protocol extension"]),
+    ("label", tunnelled(label_inherit=True), 4, ["flow label"]),
     ("another uplink", having(replace(TUNNEL_LINK, lower=77)), 2, ["flannel.1", "und0"]),
     ("another namespace", having(replace(TUNNEL_LINK, lower_nsid=3)), 4, ["namespace"]),
     ("too large", having(replace(UPLINK_LINK, mtu=1499)), 4, ["1450", "1499"]),
