@@ -296,6 +296,24 @@ def test_a_half_refused_batch_is_resumed(ocs: Command, switch: Device) -> None:
     assert {tuple(each["pods"]) for each in ocs("show")["links"]} == {(0, 3), (1, 2)}
 
 
+def test_a_device_that_forgot_its_circuits_stops_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with device("--volatile") as forgetful:
+        ocs = Command(tmp_path, forgetful, capsys)
+        ocs("apply", ocs.plan()["plan"])
+        ocs.write("demand", {"links": {0: [[0, 1, 2], [2, 3, 3]]}})
+        planned = ocs.plan()
+        forgetful.lab(faults={"refuse_after": 0})
+        with pytest.raises(DeviceError):
+            ocs("apply", planned["plan"])
+        forgetful.lab(faults={}, reboot=0)
+        with pytest.raises(MovedError, match="goes to nothing, expected"):
+            ocs("apply", planned["plan"], "--resume")
+        assert "given up" in ocs("abort")["abort"]
+        assert ocs.plan()["lit"] == 5
+
+
 def test_freeze_and_abort(ocs: Command) -> None:
     planned = ocs.plan()
     assert "maintenance" in ocs("freeze", "maintenance")["frozen"]

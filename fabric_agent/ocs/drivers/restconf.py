@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
+from select import select
+from socket import socket
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,6 +50,7 @@ READ_AGAIN = "read the table again (fabric-agent ocs show), then resume or plan 
 ANSWER_MAX = 16 << 20
 # Between two looks at `stop` while the stream is silent.
 STREAM_LOOK = 0.5
+PIECE = 1 << 16
 
 JsonObject = dict[str, Any]
 
@@ -113,9 +116,9 @@ class Restconf:
         if not self.capabilities().notifies:
             yield from polled(self, stop, self._at.poll)
             return
-        with self._stream() as response:
+        with self._stream() as (response, sock):
             tag = self.read().tag
-            for _ in _events(response, stop):
+            for _ in _events(response, sock, stop):
                 table = self.read()
                 if table.tag != tag:
                     tag = table.tag
@@ -208,15 +211,14 @@ class Restconf:
         return HTTPSConnection(self._host, self._port, timeout=timeout, context=context)
 
     @contextmanager
-    def _stream(self) -> Iterator[HTTPResponse]:
+    def _stream(self) -> Iterator[tuple[HTTPResponse, socket]]:
         connection = self._connect(self._at.timeout)
         try:
             headers = {"Accept": "text/event-stream", **self._authorization()}
+            connection.connect()
+            sock: socket = connection.sock
             connection.request("GET", self._at.root + self._at.stream, headers=headers)
-            response = connection.getresponse()
-            if connection.sock is not None:
-                connection.sock.settimeout(STREAM_LOOK)
-            yield response
+            yield connection.getresponse(), sock
         except (OSError, HTTPException) as error:
             raise self._unreachable(error) from error
         finally:
@@ -277,14 +279,13 @@ def _port(listed: JsonObject, power: Mapping[int, float]) -> PortState:
     return PortState(status, listed.get("label", ""), listed.get("peer-port", ""), measured)
 
 
-def _events(response: HTTPResponse, stop: Event) -> Iterator[None]:
-    """One item per notification of activity; DeviceError-free, ends at `stop` or end of stream."""
+def _events(response: HTTPResponse, sock: socket, stop: Event) -> Iterator[None]:
+    """One item per notification of activity; ends at `stop` or with the stream."""
     pending = b""
     while not stop.is_set():
-        try:
-            piece = response.fp.read1(4096)
-        except TimeoutError:
+        if not _readable(sock):
             continue
+        piece = response.read1(PIECE)
         if not piece:
             return
         pending += piece
@@ -292,3 +293,10 @@ def _events(response: HTTPResponse, stop: Event) -> Iterator[None]:
         for event in events:
             if ACTIVITY.encode() in event:
                 yield None
+
+
+def _readable(sock: socket) -> bool:
+    """Waits a moment. A read that timed out would end the stream for good."""
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        return True
+    return bool(select([sock], [], [], STREAM_LOOK)[0])
