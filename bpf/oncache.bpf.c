@@ -153,12 +153,14 @@ static __always_inline __u32 flow_hash(struct __sk_buff *skb, const struct packe
 }
 
 /* Makes room and writes the new header with the inner IP header, changed, behind it. */
-static __always_inline int push_header(struct __sk_buff *skb, struct counters *count,
-				       __u32 overhead, __u64 flags, const void *header,
-				       __u32 length, __u32 uplink)
+static __always_inline int push_header(struct __sk_buff *skb, struct half *half,
+				       struct counters *count, __u32 overhead, __u64 flags,
+				       const void *header, __u32 length, __u32 uplink)
 {
-	if (bpf_skb_adjust_room(skb, overhead, BPF_ADJ_ROOM_MAC, PUSH_FLAGS | flags))
+	if (bpf_skb_adjust_room(skb, overhead, BPF_ADJ_ROOM_MAC, PUSH_FLAGS | flags)) {
+		half_unsettle(half);
 		return leave(&count->base_path.helper);
+	}
 	/* Written by helper: a program with direct writes unshares every packet it sees. */
 	if (bpf_skb_store_bytes(skb, 0, header, length, 0)) {
 		count->dropped.unfinished++;
@@ -206,7 +208,7 @@ static __always_inline int push(struct __sk_buff *skb, const struct config *cfg,
 	ip4_lose_hops(&h.ip4, half->hops);
 	if (half->hops) /* it has been forwarded */
 		skb->priority = ip4_priority(p->tos);
-	return push_header(skb, count, VXLAN4_OVERHEAD, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, &h,
+	return push_header(skb, half, count, VXLAN4_OVERHEAD, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, &h,
 			   sizeof(h.outer) + sizeof(h.ip4), path->ifindex);
 }
 
@@ -251,8 +253,9 @@ static __noinline int push_other(struct __sk_buff *skb, const struct path *path,
 		return leave(&count->base_path.helper);
 	if (path->length == sizeof(struct vxlan4)) {
 		push4_outer(skb, path, cfg, p, half, count, &h.v4);
-		verdict = push_header(skb, count, VXLAN4_OVERHEAD, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4,
-				      &h.v4, sizeof(h.v4.outer), path->ifindex);
+		verdict =
+			push_header(skb, half, count, VXLAN4_OVERHEAD, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4,
+				    &h.v4, sizeof(h.v4.outer), path->ifindex);
 		return push_inner(skb, p, half->hops, sizeof(h.v4.outer), verdict, count);
 	}
 #pragma unroll
@@ -260,8 +263,8 @@ static __noinline int push_other(struct __sk_buff *skb, const struct path *path,
 		h.v6.word[i] = path->header.word[i];
 	tunnel_complete6(&h.v6.outer, cfg, p, p->ttl - half->hops, path->sum,
 			 flow_hash(skb, p, half));
-	verdict = push_header(skb, count, VXLAN6_OVERHEAD, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, &h.v6,
-			      sizeof(h.v6.outer), path->ifindex);
+	verdict = push_header(skb, half, count, VXLAN6_OVERHEAD, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6,
+			      &h.v6, sizeof(h.v6.outer), path->ifindex);
 	return push_inner(skb, p, half->hops, sizeof(h.v6.outer), verdict, count);
 }
 
@@ -375,12 +378,14 @@ static __noinline int wire_miss(struct __sk_buff *skb, const struct packet *p, s
 }
 
 /* Takes the header off and writes the pod's; 0 if that went well. */
-static __always_inline int strip_header(struct __sk_buff *skb, struct counters *count,
-					__u32 overhead, __u64 flags, const void *frame,
-					__u32 length)
+static __always_inline int strip_header(struct __sk_buff *skb, struct half *half,
+					struct counters *count, __u32 overhead, __u64 flags,
+					const void *frame, __u32 length)
 {
-	if (bpf_skb_adjust_room(skb, -(__s32)overhead, BPF_ADJ_ROOM_MAC, flags))
+	if (bpf_skb_adjust_room(skb, -(__s32)overhead, BPF_ADJ_ROOM_MAC, flags)) {
+		half_unsettle(half);
 		return leave(&count->base_path.helper);
+	}
 	if (bpf_skb_store_bytes(skb, 0, frame, length, 0)) {
 		count->dropped.unfinished++;
 		return TC_ACT_SHOT;
@@ -410,8 +415,8 @@ static __always_inline __u64 strip_flags(const struct outer *o, const struct pac
 
 /* Of IPv4, whatever was outside. */
 static __always_inline int strip4(struct __sk_buff *skb, const struct packet *p,
-				  const struct outer *o, const struct half *half,
-				  const struct pod *pod, struct counters *count)
+				  const struct outer *o, struct half *half, const struct pod *pod,
+				  struct counters *count)
 {
 	struct ip4 ip = p->ip4;
 	struct frame4 h;
@@ -422,8 +427,9 @@ static __always_inline int strip4(struct __sk_buff *skb, const struct packet *p,
 	frame_eth(&h.eth, pod, half, bpf_htons(ETH_P_IP));
 	h.ip = ip;
 	if (!o->is_ip6)
-		return strip_header(skb, count, VXLAN4_OVERHEAD, strip_flags(o, p), &h, sizeof(h));
-	return strip_header(skb, count, VXLAN6_OVERHEAD, strip_flags(o, p), &h, sizeof(h));
+		return strip_header(skb, half, count, VXLAN4_OVERHEAD, strip_flags(o, p), &h,
+				    sizeof(h));
+	return strip_header(skb, half, count, VXLAN6_OVERHEAD, strip_flags(o, p), &h, sizeof(h));
 }
 
 static __noinline int strip6(struct __sk_buff *skb, const struct packet *p, const struct outer *o,
@@ -440,7 +446,7 @@ static __noinline int strip6(struct __sk_buff *skb, const struct packet *p, cons
 		h.ip.flow |= bpf_htonl(ECN_CE << 20);
 	h.ip.hop_limit -= flow->in.hops;
 	frame_eth(&h.eth, pod, &flow->in, bpf_htons(ETH_P_IPV6));
-	return strip_header(skb, count, overhead, strip_flags(o, p), &h, sizeof(h));
+	return strip_header(skb, &flow->in, count, overhead, strip_flags(o, p), &h, sizeof(h));
 }
 
 /*

@@ -213,6 +213,40 @@ def differences(base: Outcome, warm: Outcome) -> list[str]:
 # -------------------------------------------------------------------------------------------- stage
 
 
+class Watch:
+    """What is seen at the far pod, at the near pod and on the near host's end of the wire."""
+
+    def __init__(self, far: Capture, near: Capture, wire: Capture, port: int) -> None:
+        self._captures = (far, near, wire)
+        self._port = port
+        self._seen = [len(capture.packets()) for capture in self._captures]
+
+    def arrived(self) -> list[View]:
+        return [_view(frame) for frame in self._new(0) if _came(frame)]
+
+    def returned(self) -> list[View]:
+        """Without identification, which is its sender's own affair."""
+        views = [dict(_view(frame)) for frame in self._new(1) if _came(frame)]
+        for view in views:
+            view.pop("ident", None)
+        return views
+
+    def left(self) -> list[View]:
+        return [tunnel_view(frame, self._port) for frame in self._new(2) if _went(frame)]
+
+    def views(self, *, wire: bool) -> dict[str, list[View]]:
+        """By point. Not the wire if a frame was put there: the receiver changes our copy of it."""
+        found = {"pod": self.arrived(), "sender": self.returned()}
+        return found | {"wire": self.left()} if wire else found
+
+    def _new(self, which: int) -> list[Frame]:
+        return self._captures[which].packets()[self._seen[which] :]
+
+
+def _view(frame: Frame) -> View:
+    return frame_view(frame.data, frame.checksum_ready, frame.vlan)
+
+
 @contextlib.contextmanager
 def one_cpu() -> Iterator[None]:
     """On one CPU a frame has arrived when the call that sent it returns, and none overtakes."""
@@ -233,9 +267,8 @@ class Stage:
         self.pod, self.far_pod = (host.pods["p1"] for host in hosts)
         self.neighbour = self.near.pod("p2")
         pods = (self.pod, self.far_pod, self.neighbour)
+        self.pod_mtu(POD_MTU)
         for pod in pods:
-            for where, name in ((pod, pod.device), (pod.host, pod.host_device)):
-                where.netlink.link("set", index=where.index(name), mtu=POD_MTU)
             # Flows are made by hand: a kernel that knows nothing of them must not answer.
             pod.command(["nft", "-f", "-"], text=_MUTE)
             for port in (NEAR_PORT, FAR_PORT, FENCE_PORTS[1]):
@@ -264,6 +297,11 @@ class Stage:
             injector.close()
         for capture in (self._at_far, self._at_near, self._on_wire):
             capture.__exit__(None, None, None)
+
+    def pod_mtu(self, mtu: int) -> None:
+        for pod in (self.pod, self.far_pod):
+            for where, name in ((pod, pod.device), (pod.host, pod.host_device)):
+                where.netlink.link("set", index=where.index(name), mtu=mtu)
 
     def offload(self, on: bool) -> None:
         for host in (self.near, self.far):
@@ -379,19 +417,16 @@ class Stage:
             self._warm(case.flow, nodes)
             shots = self._built.get(case.name) or case.shots(self)
             self._built[case.name] = shots
-            before = [len(c.packets()) for c in (self._at_far, self._at_near, self._on_wire)]
+            watch = self.watch()
             meters = [Meter(node.plane) for node in nodes] if nodes else []
             self.put(shots)
             counted = [meter.moved() for meter in meters] or [{}, {}]
             self._fence()
-            seen = {
-                "pod": self._arrived(self._at_far.packets()[before[0] :]),
-                "sender": self._returned(self._at_near.packets()[before[1] :]),
-            }
-            # Of a frame that was put on the wire itself, the receiver's kernel changes our copy.
-            if all(place is not Place.WIRE for place, _ in shots):
-                seen["wire"] = self._left(self._on_wire.packets()[before[2] :])
-            return Outcome(seen, *counted)
+            return Outcome(watch.views(wire=all(p is not Place.WIRE for p, _ in shots)), *counted)
+
+    def watch(self) -> Watch:
+        """What is seen from now on."""
+        return Watch(self._at_far, self._at_near, self._on_wire, self.device.port)
 
     def _fence(self) -> None:
         """Wait until a packet of its own, that takes the base path, has come each way."""
@@ -405,19 +440,6 @@ class Stage:
             count = len(capture.packets(_is_fence_that_came))
             self._injectors[place].send(bytes(self.link(source) / probe))
             capture.wait(count + 1, match=_is_fence_that_came)
-
-    def _arrived(self, frames: list[Frame]) -> list[View]:
-        return [frame_view(f.data, f.checksum_ready, f.vlan) for f in frames if _came(f)]
-
-    def _returned(self, frames: list[Frame]) -> list[View]:
-        """What came back: its identification is its sender's own affair."""
-        views = [dict(view) for view in self._arrived(frames)]
-        for view in views:
-            view.pop("ident", None)
-        return views
-
-    def _left(self, frames: list[Frame]) -> list[View]:
-        return [tunnel_view(frame, self.device.port) for frame in frames if _went(frame)]
 
 
 _MUTE = """

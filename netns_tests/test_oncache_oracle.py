@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
+import random
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -33,25 +33,30 @@ from scapy.layers.inet import (
 )
 from scapy.layers.l2 import Dot1Q, Ether
 from scapy.layers.sctp import SCTP, SCTPChunkData
-from scapy.layers.vxlan import VXLAN
 from scapy.packet import Packet, Raw
 
-from netns_tests.lab import Capture, Direction, Lab, Shape, Vxlan, services, sockets
+from netns_tests.lab import Lab, Shape, Vxlan, services, sockets
 from netns_tests.nodes import LONG_LEASE, Nodes, accelerated, warm
 from netns_tests.oracle import (
     EXCEPTIONS,
     FAR_PORT,
     NEAR_PORT,
+    POD_MTU,
     Case,
+    Exemption,
     Outcome,
     Place,
     Shot,
     Stage,
+    View,
     differences,
     one_cpu,
 )
 
 # ------------------------------------------------------------------------------------- the variants
+
+
+TUNNEL_MTU = 1450
 
 
 @dataclass(frozen=True)
@@ -435,14 +440,148 @@ def stolen(stage: Stage, source: str) -> Shot:
     return stage.there(stage.udp(src=source))
 
 
+# ------------------------------------------------------------------------------------- conversations
+
+UDP_SEGMENT = 103  # linux/udp.h
+IP_RECVTOS, IP_RECVTTL = 13, 12  # linux/in.h
+DATAGRAMS = (1400, 1422, 1423, 1472, 1500, 2900, 9000, 40000, 65000)
+Result = dict[str, object]
+Conversation = Callable[[Stage, Nodes | None], Result]
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def made_up(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+def talkers(stage: Stage, nodes: Nodes | None, port: int) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a UDP flow that is warm; the far one tells TTL and TOS."""
+    near, far = sockets.udp(stage.pod, port), sockets.udp(stage.far_pod, port)
+    near.connect((str(stage.far_pod.address), port))
+    far.connect((str(stage.pod.address), port))
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    for option in (IP_RECVTOS, IP_RECVTTL):
+        far.setsockopt(socket.IPPROTO_IP, option, 1)
+
+    def exchange() -> None:
+        near.send(b"there")
+        far.recv(10)
+        far.send(b"back")
+        near.recv(10)
+
+    _warm(nodes, exchange)
+    return near, far
+
+
+def _warm(nodes: Nodes | None, exchange: Callable[[], object]) -> None:
+    if nodes is None:
+        for _ in range(4):
+            exchange()
+    else:
+        warm(nodes, exchange)
+
+
+def told(far: socket.socket) -> tuple[str, int, list[tuple[int, bytes]]]:
+    """One datagram: its content, its size, and the control messages with TTL and TOS."""
+    data, notes, _, _ = far.recvmsg(1 << 17, 256)
+    return digest(data), len(data), sorted((kind, value) for _, kind, value in notes)
+
+
+def numbered_ids(views: list[View]) -> list[View]:
+    """Identifications by order of appearance: the pod's kernel drew them."""
+    first: dict[object, int] = {}
+    return [{**v, "ident": first.setdefault(v.get("ident"), len(first))} for v in views]
+
+
+def large_datagrams(stage: Stage, nodes: Nodes | None) -> Result:
+    """Fragments, among whole packets, of one warm flow."""
+    near, far = talkers(stage, nodes, 21000)
+    near.setsockopt(socket.IPPROTO_IP, socket.IP_MTU_DISCOVER, socket.IP_PMTUDISC_DONT)
+    watch = stage.watch()
+    heard = []
+    for size in DATAGRAMS:
+        for data in (b"small", made_up(size)):
+            near.send(data)
+            heard.append(told(far))
+    near.close()
+    far.close()
+    return {"heard": heard, "frames": numbered_ids(watch.arrived())}
+
+
+def segments(stage: Stage, nodes: Nodes | None) -> Result:
+    """UDP segmentation offload: one call, many datagrams."""
+    near, far = talkers(stage, nodes, 21001)
+    near.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x2A)
+    near.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 1000)
+    watch, meters = stage.watch(), [node.meter() for node in nodes or ()]
+    heard = []
+    for turn in range(5):
+        near.send(made_up(40_000 + turn))
+        heard += [told(far) for _ in range(41 if turn else 40)]
+    assert all(
+        meter.moved().get(name, 0) >= 5 for meter, name in zip(meters, FAST_WAY, strict=False)
+    )
+    near.close()
+    far.close()
+    left = watch.left()
+    return {
+        "heard": heard,
+        "checksums": {view["checksum"] for view in watch.arrived()},
+        "lengths": [view["outer length"] for view in left],
+        "tos": {(view["outer dscp"], view["outer ecn"]) for view in left},
+        "ports": len({view["outer source port"] for view in left}),
+    }
+
+
+def bulk(stage: Stage, nodes: Nodes | None) -> Result:
+    """TCP in writes of 64 kB; the connection's outer source port stays the handshake's."""
+    watch = stage.watch()
+    near, far = sockets.connection(stage.pod, stage.far_pod, stage.far_pod.address, 21002)
+    near.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x28)
+    _warm(nodes, lambda: sockets.exchange(near, far))
+    meters = [node.meter() for node in nodes or ()]
+    for _ in range(8):
+        sockets.exchange(near, far, made_up(1 << 16))
+    assert all(
+        meter.moved().get(name, 0) >= 8 for meter, name in zip(meters, FAST_WAY, strict=False)
+    )
+    sizes = [end.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) for end in (near, far)]
+    near.close()
+    far.close()
+    arrived, left = watch.arrived(), watch.left()
+    tunnelled = [view for view in left if "vxlan" in view]
+    return {
+        "mss": sizes,
+        "ttl": {view["ttl"] for view in arrived},
+        "checksums": {view["checksum"] for view in arrived},
+        "odd": len(left) - len(tunnelled),
+        "ports": len({view["outer source port"] for view in tunnelled}),
+        "tos": {(view["outer dscp"], view["outer ecn"]) for view in tunnelled},
+        "too long": [n for n in (int(str(v["outer length"])) for v in tunnelled) if n > LONGEST],
+    }
+
+
+FAST_WAY = ("hits.from_pod", "hits.from_wire")
+LONGEST = 0xFFFF
+CONVERSATIONS: list[Conversation] = [large_datagrams, segments, bulk]
+
 # ---------------------------------------------------------------------------------------- the runs
 
-Run = dict[str, Outcome]
+
+@dataclass(frozen=True)
+class Run:
+    """What one run showed, by case and by conversation."""
+
+    cases: dict[str, Outcome]
+    conversations: dict[str, Result]
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Outcomes by case, without us and warm, by whether the uplinks' offloads are on."""
+    """Without us and warm, by whether the uplinks' offloads are on."""
 
     base: dict[bool, Run]
     warm: dict[bool, Run]
@@ -451,7 +590,10 @@ class Runs:
 def run(stage: Stage, offload: bool, nodes: Nodes | None) -> Run:
     stage.offload(offload)
     stage.rewind()
-    return {case.name: stage.play(case, nodes) for case in CASES}
+    stage.pod_mtu(POD_MTU)
+    cases = {case.name: stage.play(case, nodes) for case in CASES}
+    stage.pod_mtu(TUNNEL_MTU)
+    return Run(cases, {talk.__name__: talk(stage, nodes) for talk in CONVERSATIONS})
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=str)
@@ -471,14 +613,27 @@ def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
         yield Runs(base, fast)
 
 
-@pytest.mark.parametrize("offload", [True, False], ids=["tx-on", "tx-off"])
+both_offloads = pytest.mark.parametrize("offload", [True, False], ids=["tx-on", "tx-off"])
+
+
+@both_offloads
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_ends_as_on_the_base_path(runs: Runs, case: Case, offload: bool) -> None:
-    base, fast = runs.base[offload][case.name], runs.warm[offload][case.name]
+    base, fast = runs.base[offload].cases[case.name], runs.warm[offload].cases[case.name]
     assert differences(base, fast) == []
-    hits = (fast.near.get("hits.from_pod", 0), fast.far.get("hits.from_wire", 0))
+    hits = (fast.near.get(FAST_WAY[0], 0), fast.far.get(FAST_WAY[1], 0))
     for expected, got in zip(case.fast, hits, strict=True):
         assert expected in (None, got), (hits, fast.near, fast.far)
 
 
-_ = (Capture, Direction, VXLAN, hashlib, os, Path, warm, EXCEPTIONS)
+@both_offloads
+@pytest.mark.parametrize("talk", CONVERSATIONS, ids=lambda talk: talk.__name__)
+def test_conversations_are_the_same(runs: Runs, talk: Conversation, offload: bool) -> None:
+    name = talk.__name__
+    assert runs.warm[offload].conversations[name] == runs.base[offload].conversations[name]
+
+
+@pytest.mark.parametrize("exemption", EXCEPTIONS, ids=lambda exemption: exemption.row)
+def test_every_exemption_is_documented(exemption: Exemption) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "packet-path.md").read_text(encoding="utf-8")
+    assert f"\n| {exemption.row} |" in page

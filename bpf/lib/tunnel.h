@@ -156,6 +156,9 @@ static __always_inline __u64 *outer_ip6(struct cursor *c, struct counters *count
 
 	if (!ip || ip->nexthdr != IPPROTO_UDP || bpf_ntohl(ip->flow) >> 28 != IP6_VERSION)
 		return &count->base_path.not_tunnel;
+	/* The kernel drops it; as an address of ours it would be an IPv4 peer's. */
+	if (address_is_ip4(&ip->saddr) || address_is_ip4(&ip->daddr))
+		return &count->base_path.outer;
 	o->length = sizeof(struct vxlan6);
 	o->udp_length = bpf_ntohs(ip->payload_len);
 	o->tos = bpf_ntohl(ip->flow) >> 20;

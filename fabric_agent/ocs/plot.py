@@ -52,7 +52,7 @@ def _panel(left: int, title: str, layers: list[tuple[Matrix, str]], most: int) -
     lines = [
         f'<g transform="translate({left + 10},{TOP})">',
         f'<text y="-8">{title}</text>',
-        f'<rect width="{side}" height="{side}" fill="none" stroke="#999"/>',
+        f'<rect width="{side}" height="{side}" fill="none" stroke="gray"/>',
     ]
     for matrix, colour in layers:
         lines += [

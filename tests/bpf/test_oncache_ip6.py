@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address
+from typing import Any
 
 import pytest
 from scapy.layers.inet import IP, TCP, UDP
@@ -43,10 +44,10 @@ class Families:
         source, target = (REMOTE, POD) if inward else (POD, REMOTE)
         if self.inner == 4:
             source, target = (lab.REMOTE, lab.POD) if inward else (lab.POD, lab.REMOTE)
-            ip = IP(src=source, dst=target, ttl=ttl, tos=tos)
+            ip: Packet = IP(src=source, dst=target, ttl=ttl, tos=tos)
         else:
             ip = IPv6(src=source, dst=target, hlim=ttl, tc=tos, fl=0x12345)
-        mac = (
+        mac: dict[str, Any] = (
             {"src": lab.PEER_TUNNEL_MAC, "dst": lab.TUNNEL_MAC}
             if inward
             else {"src": lab.POD_MAC, "dst": lab.GATEWAY_MAC}
@@ -89,9 +90,11 @@ class Families:
     def _outer(self, inward: bool, tos: int, **ip: str) -> Packet:
         if self.outer == 4:
             ends = (lab.PEER, lab.NODE) if inward else (lab.NODE, lab.PEER)
-            return IP(**{"src": ends[0], "dst": ends[1], "ttl": 64, "tos": tos, **ip})
+            v4: dict[str, Any] = {"src": ends[0], "dst": ends[1], "ttl": 64, "tos": tos, **ip}
+            return IP(**v4)
         ends = (PEER, NODE) if inward else (NODE, PEER)
-        return IPv6(**{"src": ends[0], "dst": ends[1], "hlim": 64, "tc": tos, "fl": 7, **ip})
+        v6: dict[str, Any] = {"src": ends[0], "dst": ends[1], "hlim": 64, "tc": tos, "fl": 7, **ip}
+        return IPv6(**v6)
 
 
 def built(packet: Packet) -> Packet:
@@ -167,7 +170,7 @@ def checked(packet: Packet) -> Packet:
     """The packet as if its checksums were computed anew."""
     anew = packet.copy()
     for layer in (IP, UDP, TCP):
-        if layer in anew and getattr(anew[layer], "chksum", 0):
+        if layer in anew and getattr(anew[layer], "chksum", None):
             del anew[layer].chksum
     return built(anew)
 
@@ -248,7 +251,9 @@ def test_ecn_goes_out(rig: Rig, families: Families, inner: int, outer: int) -> N
     assert (sent[IP].tos if families.outer == 4 else sent[IPv6].tc) == outer
 
 
-@pytest.mark.parametrize(("outer", "inner", "arrives"), [(3, 2, 3), (3, 1, 3), (0, 2, 2), (2, 3, 3)])
+@pytest.mark.parametrize(
+    ("outer", "inner", "arrives"), [(3, 2, 3), (3, 1, 3), (0, 2, 2), (2, 3, 3)]
+)
 def test_ecn_comes_in(rig: Rig, families: Families, outer: int, inner: int, arrives: int) -> None:
     exchange(rig, families, families.out(lab.udp()), families.back(lab.udp_back()))
     back = families.back(lab.udp_back(), tos=inner)

@@ -127,7 +127,11 @@ def changed(packet: Packet, change: Callable[[Packet], Any]) -> Packet:
 
 
 def set_field(layer: type[Packet], **values: Any) -> Callable[[Packet], Any]:
-    return lambda packet: [setattr(packet[layer], name, value) for name, value in values.items()]
+    def change(packet: Packet) -> None:
+        for name, value in values.items():
+            setattr(packet[layer], name, value)
+
+    return change
 
 
 BIG = b"x" * (lab.MTU - 28)
