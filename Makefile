@@ -10,8 +10,9 @@ LLVM_STRIP ?= llvm-strip
 VENV := .venv
 BIN := $(VENV)/bin
 
-DEBIAN_PACKAGES := bpftool clang clang-format conntrack ethtool gcc iptables libbpf-dev libc6-dev \
-	linux-libc-dev llvm make nftables python3-bpfcc python3-venv tcpdump
+DEBIAN_PACKAGES := bpftool clang clang-format conntrack ethtool gcc iproute2 iptables libbpf-dev \
+	libc6-dev linux-libc-dev llvm make netconfd nftables openssh-server openssl python3-bpfcc \
+	python3-venv tcpdump
 
 OBJECTS := $(patsubst bpf/%.bpf.c,oncache/bpf/%.bpf.o,$(wildcard bpf/*.bpf.c))
 HEADERS := $(wildcard bpf/lib/*.h)

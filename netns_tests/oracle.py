@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.l2 import Ether
@@ -226,10 +227,8 @@ class Watch:
 
     def returned(self) -> list[View]:
         """Without identification, which is its sender's own affair."""
-        views = [dict(_view(frame)) for frame in self._new(1) if _came(frame)]
-        for view in views:
-            view.pop("ident", None)
-        return views
+        views = [_view(frame) for frame in self._new(1) if _came(frame)]
+        return [{k: v for k, v in view.items() if k != "ident"} for view in views]
 
     def left(self) -> list[View]:
         return [tunnel_view(frame, self._port) for frame in self._new(2) if _went(frame)]
@@ -330,12 +329,16 @@ class Stage:
         """A packet that the far pod sends."""
         return Place.BACK, bytes(self.link(self.far_pod) / packet)
 
-    def ip(self, **fields: object) -> IP:
+    def ip(self, **fields: Any) -> IP:
         """An IPv4 header from the near pod to the far one."""
-        defaults = {"src": str(self.pod.address), "dst": str(self.far_pod.address), "id": 0x4321}
+        defaults: dict[str, Any] = {
+            "src": str(self.pod.address),
+            "dst": str(self.far_pod.address),
+            "id": 0x4321,
+        }
         return IP(**(defaults | fields))
 
-    def udp(self, data: bytes = b"sixteen letters.", **fields: object) -> Packet:
+    def udp(self, data: bytes = b"sixteen letters.", **fields: Any) -> Packet:
         """A datagram of the warm flow; `fields` of its IP header."""
         return self.ip(**fields) / UDP(sport=NEAR_PORT, dport=FAR_PORT) / data
 
@@ -349,8 +352,12 @@ class Stage:
         udp = UDP(sport=50000, dport=port or self.device.port, chksum=0)
         return Place.WIRE, bytes(link / header / udp / vxlan / inner)
 
-    def outer(self, **fields: object) -> IP:
-        defaults = {"src": str(self.near.address), "dst": str(self.far.address), "id": 77}
+    def outer(self, **fields: Any) -> IP:
+        defaults: dict[str, Any] = {
+            "src": str(self.near.address),
+            "dst": str(self.far.address),
+            "id": 77,
+        }
         return IP(**(defaults | fields))
 
     def inner(self, packet: Packet) -> Packet:
@@ -369,7 +376,7 @@ class Stage:
         answer = IP(src=destination, dst=source) / UDP(sport=FAR_PORT, dport=NEAR_PORT) / b"back"
         return [self.there(self.udp()), self.back(answer)]
 
-    def tcp(self, flags: str, data: bytes = b"", **fields: object) -> Packet:
+    def tcp(self, flags: str, data: bytes = b"", **fields: Any) -> Packet:
         """A segment of the open connection; data has the same numbers each time, as if repeated."""
         seq = 100 if "S" in flags else 105 if "F" in flags or "R" in flags else 101
         header = TCP(sport=self._tcp_port, dport=FAR_PORT, flags=flags, seq=seq, ack=201)
@@ -377,10 +384,10 @@ class Stage:
 
     def tcp_back(self, flags: str) -> Packet:
         seq = 200 if "S" in flags else 201
-        ends = {"src": str(self.far_pod.address), "dst": str(self.pod.address)}
+        link = IP(src=str(self.far_pod.address), dst=str(self.pod.address))
         ack = 101 if "S" in flags else 105
         header = TCP(sport=FAR_PORT, dport=self._tcp_port, flags=flags, seq=seq, ack=ack)
-        return IP(**ends) / header
+        return link / header
 
     def put(self, shots: list[Shot]) -> None:
         for place, frame in shots:

@@ -15,10 +15,10 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scapy.layers.inet import (
-    GRE,
     ICMP,
     IP,
     TCP,
@@ -31,7 +31,7 @@ from scapy.layers.inet import (
     IPOption_Timestamp,
     fragment,
 )
-from scapy.layers.l2 import Dot1Q, Ether
+from scapy.layers.l2 import GRE, Dot1Q, Ether
 from scapy.layers.sctp import SCTP, SCTPChunkData
 from scapy.packet import Packet, Raw
 
@@ -57,13 +57,14 @@ from netns_tests.oracle import (
 
 
 TUNNEL_MTU = 1450
+FLANNEL = Vxlan()
 
 
 @dataclass(frozen=True)
 class Variant:
     name: str
     shape: Shape = Shape.BRIDGE
-    device: Vxlan = Vxlan()
+    device: Vxlan = FLANNEL
     policy: bool = False
 
     def __str__(self) -> str:
@@ -138,7 +139,7 @@ def sized(length: int) -> bytes:
 
 def pieces(stage: Stage, size: int = 1000, length: int = 3000) -> list[Packet]:
     whole: Packet = stage.udp(sized(length))
-    made: list[Packet] = fragment(IP(bytes(whole)), size)
+    made: list[Packet] = fragment(IP(bytes(whole)), size)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -155,7 +156,7 @@ def _again(packet: Packet) -> Packet:
     return packet
 
 
-def quoting(stage: Stage, kind: int, code: int, **fields: object) -> Shot:
+def quoting(stage: Stage, kind: int, code: int, **fields: Any) -> Shot:
     """An ICMP error by the far pod about a packet of the warm flow."""
     header = IP(src=str(stage.far_pod.address), dst=str(stage.pod.address))
     quoted = bytes(stage.udp())[:28]
@@ -231,7 +232,7 @@ def outer_fragments(stage: Stage) -> list[Shot]:
     ether = Ether(frame)
     return [
         (Place.WIRE, bytes(Ether(src=ether.src, dst=ether.dst) / piece))
-        for piece in fragment(ether[IP], 400)
+        for piece in fragment(ether[IP], 400)  # type: ignore[no-untyped-call]
     ]
 
 
@@ -440,10 +441,10 @@ def stolen(stage: Stage, source: str) -> Shot:
     return stage.there(stage.udp(src=source))
 
 
-# ------------------------------------------------------------------------------------- conversations
+# ------------------------------------------------------------------------------------ conversations
 
 UDP_SEGMENT = 103  # linux/udp.h
-IP_RECVTOS, IP_RECVTTL = 13, 12  # linux/in.h
+IP_RECVTOS, IP_RECVTTL, IP_MTU_DISCOVER, IP_PMTUDISC_DONT = 13, 12, 10, 0  # linux/in.h
 DATAGRAMS = (1400, 1422, 1423, 1472, 1500, 2900, 9000, 40000, 65000)
 Result = dict[str, object]
 Conversation = Callable[[Stage, Nodes | None], Result]
@@ -499,7 +500,7 @@ def numbered_ids(views: list[View]) -> list[View]:
 def large_datagrams(stage: Stage, nodes: Nodes | None) -> Result:
     """Fragments, among whole packets, of one warm flow."""
     near, far = talkers(stage, nodes, 21000)
-    near.setsockopt(socket.IPPROTO_IP, socket.IP_MTU_DISCOVER, socket.IP_PMTUDISC_DONT)
+    near.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT)
     watch = stage.watch()
     heard = []
     for size in DATAGRAMS:
@@ -516,11 +517,14 @@ def segments(stage: Stage, nodes: Nodes | None) -> Result:
     near, far = talkers(stage, nodes, 21001)
     near.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x2A)
     near.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 1000)
+    far.settimeout(0.2)
     watch, meters = stage.watch(), [node.meter() for node in nodes or ()]
     heard = []
     for turn in range(5):
         near.send(made_up(40_000 + turn))
-        heard += [told(far) for _ in range(41 if turn else 40)]
+        with contextlib.suppress(TimeoutError):  # what is missing shows in the comparison
+            for _ in range(41 if turn else 40):
+                heard.append(told(far))
     assert all(
         meter.moved().get(name, 0) >= 5 for meter, name in zip(meters, FAST_WAY, strict=False)
     )

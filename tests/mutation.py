@@ -80,7 +80,13 @@ MUTANTS = (
         "p->ip4.frag_off & bpf_htons(IP4_MF | IP4_OFFSET)",
         "p->ip4.frag_off & bpf_htons(IP4_MF)",
     ),
-    without("options", f"{POD}[router alert]", PACKET, "*odd = &count->base_path.ip_options;"),
+    without(
+        "options",
+        f"{POD}[router alert]",
+        PACKET,
+        "if (options) {\n\t\t*odd = &count->base_path.ip_options;",
+        "if (options) {",
+    ),
     without("version", f"{POD}[version 5]", PACKET, "p->ip4.version_ihl >> 4 != 4 || "),
     without(
         "udp length",
@@ -115,15 +121,15 @@ MUTANTS = (
         "IPv6 extension headers",
         f"{IP6}extension_headers_take_the_base_path[hop-by-hop-6in4]",
         PACKET,
-        "if (ip->nexthdr == IP6_HOPOPTS || ",
-        "if (",
+        "*odd = &count->base_path.ip_options;\n\t\textension = ",
+        "extension = ",
     ),
     without(
         "IPv6 fragment",
         f"{IP6}extension_headers_take_the_base_path[first fragment-6in4]",
         PACKET,
-        "if (ip->nexthdr == IP6_FRAGMENT)",
-        "if (0)",
+        "*odd = &count->base_path.fragment;\n\tfragment = ",
+        "fragment = ",
     ),
     without(
         "mapped address",
@@ -194,6 +200,13 @@ MUTANTS = (
         TUNNEL,
         " ||\n\t    vxlan->flags != bpf_htonl(VXLAN_FLAGS))\n\t\treturn &count->base_path.outer;",
         ")\n\t\treturn &count->base_path.outer;",
+    ),
+    without(
+        "mapped outer address",
+        f"{CHECKS}a_mapped_outer_source_is_no_ipv4_peer",
+        TUNNEL,
+        "if (address_is_ip4(&ip->saddr) || address_is_ip4(&ip->daddr))",
+        "if (0)",
     ),
     without(
         "peer",
@@ -363,6 +376,20 @@ MUTANTS = (
         "\thalf_unsettle(half);\n\tif (p->key.protocol == IPPROTO_TCP)\n",
         "\tif (p->key.protocol == IPPROTO_TCP)\n",
     ),
+    without(
+        "order after a packet there was no room for",
+        f"{CHECKS}nothing_overtakes_what_the_kernel_refused_room_for[out]",
+        MAIN,
+        "PUSH_FLAGS | flags)) {\n\t\thalf_unsettle(half);",
+        "PUSH_FLAGS | flags)) {",
+    ),
+    without(
+        "order after one on arrival",
+        f"{CHECKS}nothing_overtakes_what_the_kernel_refused_room_for[in]",
+        MAIN,
+        "-(__s32)overhead, BPF_ADJ_ROOM_MAC, flags)) {\n\t\thalf_unsettle(half);",
+        "-(__s32)overhead, BPF_ADJ_ROOM_MAC, flags)) {",
+    ),
     # --- validity
     without(
         "generation of everything",
@@ -492,9 +519,9 @@ MUTANTS = (
     without(
         "the end of the handshake",
         f"{CHECKS}the_answer_to_a_handshake_teaches_but_is_not_enough",
-        MAIN,
-        "tracking != ANSWERED && other",
-        "other",
+        "lib/conntrack.h",
+        "return state == CT_TCP_SYN_RECV ? ANSWERED : NOT_ESTABLISHED;",
+        "return state == CT_TCP_SYN_RECV ? ESTABLISHED : NOT_ESTABLISHED;",
     ),
 )
 

@@ -52,48 +52,59 @@ def colour(
 
     Works when no row or column has more than `colours` edges; O(edges x (rows + columns)).
     """
-    full = (1 << colours) - 1
-    free_row, free_column = [full] * rows, [full] * columns
-    at_row = [[DARK] * colours for _ in range(rows)]
-    at_column = [[DARK] * colours for _ in range(columns)]
-    result = [DARK] * len(edges)
+    work = _Colouring(edges, rows, columns, colours)
+    for edge in range(len(edges)):
+        work.place(edge)
+    return tuple(work.chosen)
 
-    def paint(edge: int, shade: int) -> None:
-        i, j = edges[edge]
-        result[edge] = shade
-        at_row[i][shade] = at_column[j][shade] = edge
-        free_row[i] &= ~(1 << shade)
-        free_column[j] &= ~(1 << shade)
 
-    def swap(start: int, one: int, other: int) -> None:
-        """Exchange two colours along the path from row `start`, which has `one` but not `other`."""
+class _Colouring:
+    """Edges painted so far. Columns are numbered after the rows, so that both are places."""
+
+    def __init__(
+        self, edges: Sequence[tuple[int, int]], rows: int, columns: int, colours: int
+    ) -> None:
+        self._ends = [(i, rows + j) for i, j in edges]
+        self._free = [(1 << colours) - 1] * (rows + columns)
+        self._at = [[DARK] * colours for _ in range(rows + columns)]
+        self.chosen = [DARK] * len(edges)
+
+    def place(self, edge: int) -> None:
+        """Paint one more edge; at most a path of two colours is repainted."""
+        row, column = self._ends[edge]
+        common = self._free[row] & self._free[column]
+        if not common:
+            one, other = lowest(self._free[column]), lowest(self._free[row])
+            # Bipartite: the path from the row never ends at the column, where `one` is free.
+            self._swap(row, one, other)
+            common = 1 << one
+        self._paint(edge, lowest(common))
+
+    def _paint(self, edge: int, shade: int) -> None:
+        self.chosen[edge] = shade
+        for place in self._ends[edge]:
+            self._at[place][shade] = edge
+            self._free[place] &= ~(1 << shade)
+
+    def _clear(self, edge: int) -> None:
+        shade = self.chosen[edge]
+        for place in self._ends[edge]:
+            self._at[place][shade] = DARK
+            self._free[place] |= 1 << shade
+
+    def _swap(self, place: int, one: int, other: int) -> None:
+        """Exchange two colours along the path from `place`, which has `one` but not `other`."""
         path = []
-        at_rows, place, shade = True, start, one
-        while True:
-            edge = (at_row if at_rows else at_column)[place][shade]
-            if edge == DARK:
-                break
+        shade = one
+        while (edge := self._at[place][shade]) != DARK:
             path.append(edge)
-            place = edges[edge][1] if at_rows else edges[edge][0]
-            at_rows, shade = not at_rows, other if shade == one else one
+            row, column = self._ends[edge]
+            place = column if place == row else row
+            shade = other if shade == one else one
         for edge in path:
-            i, j = edges[edge]
-            at_row[i][result[edge]] = at_column[j][result[edge]] = DARK
-            free_row[i] |= 1 << result[edge]
-            free_column[j] |= 1 << result[edge]
+            self._clear(edge)
         for edge in path:
-            paint(edge, other if result[edge] == one else one)
-
-    for number, (i, j) in enumerate(edges):
-        common = free_row[i] & free_column[j]
-        if common:
-            paint(number, lowest(common))
-            continue
-        one, other = lowest(free_column[j]), lowest(free_row[i])
-        # Bipartite: the path from row i never ends at column j, where `one` is free.
-        swap(i, one, other)
-        paint(number, one)
-    return tuple(result)
+            self._paint(edge, other if self.chosen[edge] == one else one)
 
 
 def lowest(mask: int) -> int:

@@ -441,8 +441,8 @@ static u32 inspect_l4(struct view *v, const u8 *l4, u32 have, int direction)
 	return WHY(protocol);
 }
 
-/* False if no transport header follows. */
-static bool inspect_ip4(struct view *v, const u8 *ip, u32 have)
+/* Offset of the transport header, 0 if none follows. */
+static u32 inspect_ip4(struct view *v, const u8 *ip, u32 have)
 {
 	u32 header = ip_length(ip), fragment = be(ip + 6, 2);
 
@@ -454,26 +454,40 @@ static bool inspect_ip4(struct view *v, const u8 *ip, u32 have)
 		v->doubtful = true;
 	if (fragment & 0x3fff)
 		v->reasons |= WHY(fragment);
-	return !(fragment & 0x1fff) && header <= have;
+	return fragment & 0x1fff ? 0 : header;
 }
 
-static bool inspect_ip6(struct view *v)
+/* RFC 8200, 4: we look behind two extension headers, or one fewer and a fragment header. */
+static u32 inspect_ip6(struct view *v, const u8 *ip, u32 have)
 {
-	if (v->protocol == 44)
-		v->reasons |= WHY(fragment);
-	else if (v->protocol == 0 || v->protocol == 43 || v->protocol == 60)
+	u32 at = 40;
+
+	for (int i = 0; i < 2; i++) {
+		if (v->protocol != 0 && v->protocol != 43 && v->protocol != 60)
+			break;
 		v->reasons |= WHY(ip_options);
-	else if (mapped(&v->local) || mapped(&v->remote))
-		v->reasons |= WHY(not_ip);
-	else
-		return true;
-	return false;
+		if (have < at + 8)
+			return 0;
+		v->protocol = ip[at];
+		at += (ip[at + 1] + 1) * 8;
+	}
+	if (v->protocol == 44) {
+		v->reasons |= WHY(fragment);
+		if (have < at + 8 || be(ip + at + 2, 2) & 0xfff8)
+			return 0;
+		v->protocol = ip[at];
+		at += 8;
+	}
+	if (!mapped(&v->local) && !mapped(&v->remote))
+		return at;
+	v->reasons |= WHY(not_ip);
+	return 0;
 }
 
 /* The IP packet that is the whole rest of the frame. */
 static void inspect_ip(struct view *v, u32 ethertype, const u8 *ip, u32 have, int direction)
 {
-	u32 total;
+	u32 total, at;
 
 	v->ip6 = ethertype == ETH_IP6;
 	if (ethertype != ETH_IP4 && ethertype != ETH_IP6) {
@@ -499,8 +513,11 @@ static void inspect_ip(struct view *v, u32 ethertype, const u8 *ip, u32 have, in
 		v->reasons |= WHY(size);
 	if (v->ttl <= hops)
 		v->reasons |= WHY(ttl);
-	if (total <= 0xffff && (v->ip6 ? inspect_ip6(v) : inspect_ip4(v, ip, have)))
-		v->reasons |= inspect_l4(v, ip + ip_length(ip), have - ip_length(ip), direction);
+	if (total > 0xffff)
+		return;
+	at = v->ip6 ? inspect_ip6(v, ip, have) : inspect_ip4(v, ip, have);
+	if (at)
+		v->reasons |= inspect_l4(v, ip + at, at > have ? 0 : have - at, direction);
 }
 
 static void inspect_flow(struct view *v)
@@ -592,9 +609,9 @@ static u32 inspect_tunnel(struct view *v, const u8 *data, u32 length, u32 inner)
 /* Nobody's address on a wire: the kernel drops packets from one. */
 static bool outer_mapped(const u8 *ip)
 {
-	struct address source = ip_address(ip, 0);
+	struct address source = ip_address(ip, 0), target = ip_address(ip, 1);
 
-	return mapped(&source);
+	return mapped(&source) || mapped(&target);
 }
 
 static struct view inspect_from_wire(const u8 *data, u32 length)
@@ -610,7 +627,7 @@ static struct view inspect_from_wire(const u8 *data, u32 length)
 	if (length < inner)
 		v.reasons = WHY(truncated) | WHY(not_tunnel);
 	if (is6(data + ETHER) && outer_mapped(data + ETHER))
-		v.reasons |= WHY(not_ip) | WHY(not_tunnel) | WHY(outer) | WHY(peer);
+		v.reasons |= WHY(outer);
 	if (v.reasons)
 		return v;
 	if (be(data + inner - 14, 2) != port) {
@@ -1236,7 +1253,8 @@ enum state {
 static enum state states[FLOWS][2];
 static bool closed[FLOWS]; /* by FIN or RST, or maybe by something like it */
 static bool learned, touched; /* since the flows were warm */
-static u32 ports_seen[FLOWS]; /* outer source port; the tunnel device keeps one to a flow */
+/* Outer source port: the tunnel device keeps one to a flow, and to a flow label of IPv6. */
+static u32 ports_seen[FLOWS], labels_seen[FLOWS];
 
 static struct {
 	u64 packets, refused, hits, learned, violations;
@@ -1361,7 +1379,7 @@ static bool sums_hold(const u8 *ip, u32 length)
 static const char *rules_of_outer(const struct view *v, const struct input *in,
 				  const struct run *run, u8 *expected)
 {
-	u32 at = ETHER + (outer6 ? 40 : 20), source = be(run->data + at, 2);
+	u32 at = ETHER + (outer6 ? 40 : 20), source = be(run->data + at, 2), inner_label;
 
 	if (!outer6)
 		memcpy(expected + 18, run->data + 18, 2);
@@ -1371,9 +1389,12 @@ static const char *rules_of_outer(const struct view *v, const struct input *in,
 		memcpy(expected + at + 6, run->data + at + 6, 2);
 	if (source < port_min || source >= port_max)
 		return "the source port is in the tunnel's range";
-	if (ports_seen[v->flow] && ports_seen[v->flow] != source)
+	inner_label = v->ip6 ? be(in->data + ETHER, 4) & 0xfffff : 0;
+	if (ports_seen[v->flow] && labels_seen[v->flow] == inner_label &&
+	    ports_seen[v->flow] != source)
 		return "a flow keeps its source port";
 	ports_seen[v->flow] = source;
+	labels_seen[v->flow] = inner_label;
 	return NULL;
 }
 

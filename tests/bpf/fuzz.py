@@ -199,6 +199,8 @@ def _flow6(side: Side) -> Iterator[Packet]:
     yield frame(ip(), IPv6ExtHdrHopByHop() / udp)
     yield frame(ip(), IPv6ExtHdrRouting() / udp)
     yield frame(ip(), IPv6ExtHdrDestOpt() / tcp)
+    yield frame(ip(), IPv6ExtHdrHopByHop() / IPv6ExtHdrDestOpt() / IPv6ExtHdrFragment(m=1) / udp)
+    yield frame(ip(), IPv6ExtHdrHopByHop() / IPv6ExtHdrRouting() / IPv6ExtHdrDestOpt() / udp)
     yield frame(ip(), IPv6ExtHdrFragment(m=1) / udp)
     yield frame(ip(), IPv6ExtHdrFragment(offset=9) / udp)
     yield from (frame(ip(), side.tcp(flags)) for flags in ("S", "SA", "FA", "R"))

@@ -99,6 +99,15 @@ def test_a_stranger_does_not_end_a_flow(warm: Rig, flags: str) -> None:
     assert warm.run("from_wire", wrap(TCP_IN)).moved == HIT_IN
 
 
+@pytest.mark.parametrize("flags", ["FA", "R"])
+def test_a_stranger_does_not_end_a_flow_that_begins(rig: Rig, flags: str) -> None:
+    """Nothing has arrived yet from where its packets come from."""
+    rig.send(TCP_OUT)
+    rig.run("from_wire", wrap(to_pod(tcp_back(flags)), src=lab.STRANGER))
+    rig.warm(TCP_OUT, TCP_IN)
+    assert rig.run("from_pod", TCP_OUT).moved == HIT_OUT
+
+
 def test_a_mapped_outer_source_is_no_ipv4_peer(warm: Rig) -> None:
     """The kernel drops IPv6 from ::ffff:0:0/96; it must not pass for the peer of that address."""
     forged = (
@@ -119,6 +128,12 @@ def test_nothing_overtakes_what_the_kernel_refused_room_for(warm: Rig, outward: 
     refused = warm.run(program, packet, gso_size=100, gso_segs=2)
     assert (refused.verdict, refused.moved) == (BASE, {"base_path.helper": 1})
     assert warm.run(program, packet).moved == {"base_path.order": 1}
+
+
+def test_what_the_kernel_refused_room_for_is_as_it_was(warm: Rig) -> None:
+    urgent = from_pod(tcp(), tos=0x10)
+    refused = warm.run("from_pod", urgent, gso_size=100, gso_segs=2, priority=5)
+    assert (refused.data, refused.priority) == (bytes(urgent), 5)
 
 
 # --- what connection tracking says

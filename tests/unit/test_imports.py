@@ -36,6 +36,7 @@ DIRECTIONS = {
 CONFINED = {
     "pyroute2": ("oncache.core.netlink", "oncache.core.tc", "oncache.core.conntrack"),
     "bcc": ("oncache.core.diagnose",),
+    "ncclient": ("fabric_agent.ocs.drivers.netconf",),
     "scapy": (),
     "subprocess": (),
     "pty": (),
