@@ -262,7 +262,7 @@ class Stage:
 
     def __init__(self, hosts: tuple[Host, Host], shape: Shape, device: Vxlan) -> None:
         self.near, self.far = hosts
-        self.shape, self.device = shape, device
+        self.shape, self.device, self.tx_offload = shape, device, True
         self.pod, self.far_pod = (host.pods["p1"] for host in hosts)
         self.neighbour = self.near.pod("p2")
         pods = (self.pod, self.far_pod, self.neighbour)
@@ -303,6 +303,8 @@ class Stage:
                 where.netlink.link("set", index=where.index(name), mtu=mtu)
 
     def offload(self, on: bool) -> None:
+        """Uplinks finish checksums and cut segments themselves, or leave both to the kernel."""
+        self.tx_offload = on
         for host in (self.near, self.far):
             set_offload(host, host.uplink, Offload.TX, on)
 

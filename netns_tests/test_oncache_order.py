@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import random
 import socket
 import threading
@@ -32,6 +31,7 @@ from netns_tests.nodes import (
     numbered,
     warm,
 )
+from netns_tests.oracle import one_cpu
 from oncache.core import control
 
 SIZE = 200
@@ -71,17 +71,6 @@ class Fill:
     def close(self) -> None:
         self._ended.set()
         self._thread.join()
-
-
-@contextlib.contextmanager
-def one_cpu() -> Iterator[None]:
-    """This thread, and those it starts, share one CPU for the length of the block."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 @pytest.fixture
