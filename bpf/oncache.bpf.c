@@ -81,6 +81,8 @@ static __noinline int flow_disturbed(struct __sk_buff *skb, const struct packet 
 		return 0;
 	if (journey == FROM_WIRE && flow->in.seen && !address_equal(&flow->in.peer, &p->peer))
 		return 0;
+	if (journey == FROM_WIRE && !peer_known(&p->peer))
+		return 0;
 	flow_key_other(&key, half);
 	if (packet_opens(p)) {
 		bpf_map_delete_elem(&filter_cache, &key);
@@ -202,14 +204,16 @@ static __always_inline int push(struct __sk_buff *skb, const struct config *cfg,
 				struct counters *count)
 {
 	struct push4 h;
+	int verdict;
 
 	push4_outer(skb, path, cfg, p, half, count, &h);
 	h.ip4 = p->ip4;
 	ip4_lose_hops(&h.ip4, half->hops);
-	if (half->hops) /* it has been forwarded */
+	verdict = push_header(skb, half, count, VXLAN4_OVERHEAD, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, &h,
+			      sizeof(h.outer) + sizeof(h.ip4), path->ifindex);
+	if (verdict == TC_ACT_REDIRECT && half->hops) /* it has been forwarded */
 		skb->priority = ip4_priority(p->tos);
-	return push_header(skb, half, count, VXLAN4_OVERHEAD, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, &h,
-			   sizeof(h.outer) + sizeof(h.ip4), path->ifindex);
+	return verdict;
 }
 
 /* The inner header after the outer one, where that was written without it. */

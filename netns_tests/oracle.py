@@ -408,6 +408,7 @@ class Stage:
         for _ in range(ROUNDS):
             self.put(shots)
         if nodes is None:
+            self._fence()
             return
 
         def fast() -> bool:

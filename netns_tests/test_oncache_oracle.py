@@ -36,7 +36,7 @@ from scapy.layers.sctp import SCTP, SCTPChunkData
 from scapy.packet import Packet, Raw
 
 from netns_tests.lab import Lab, Shape, Vxlan, services, sockets
-from netns_tests.nodes import LONG_LEASE, Nodes, accelerated, warm
+from netns_tests.nodes import LONG_LEASE, Nodes, accelerated, introduce_pods, warm
 from netns_tests.oracle import (
     EXCEPTIONS,
     FAR_PORT,
@@ -607,6 +607,7 @@ def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
         if variant.policy:
             for host in hosts:
                 services.policy(host)
+        introduce_pods(hosts)
         stage = stack.enter_context(contextlib.closing(Stage(hosts, variant.shape, variant.device)))
         with one_cpu():
             base = {offload: run(stage, offload, None) for offload in (True, False)}

@@ -148,7 +148,7 @@ MUTANTS = (
     ),
     without(
         "length",
-        f"{POD}[length too short]",
+        f"{CHECKS}a_pods_frame_that_is_not_as_long_as_it_says[bytes behind]",
         MAIN,
         "if (!reason && skb->len != p.length + sizeof(struct eth))",
         "if (0)",
@@ -171,11 +171,23 @@ MUTANTS = (
     ),
     # --- the tunnel
     without(
-        "outer length",
-        f"{WIRE}[outer length]",
+        "length on arrival",
+        f"{CHECKS}an_arriving_frame_that_is_not_as_long_as_it_says[bytes behind]",
         MAIN,
-        "if (!reason && (skb->len != (__u32)p.length + outer.length ||\n"
-        "\t\t\touter.udp_length != p.length + UDP_OVERHEAD))",
+        "skb->len != (__u32)p.length + outer.length ||\n\t\t\t",
+    ),
+    without(
+        "length of the tunnel packet",
+        f"{CHECKS}an_arriving_frame_that_is_not_as_long_as_it_says[tunnel]",
+        MAIN,
+        " ||\n\t\t\touter.udp_length != p.length + UDP_OVERHEAD))",
+        "))",
+    ),
+    without(
+        "outer udp length",
+        f"{CHECKS}an_arriving_frame_that_is_not_as_long_as_it_says[udp]",
+        TUNNEL,
+        "if (bpf_ntohs(udp->len) != o->udp_length)",
         "if (0)",
     ),
     without("vni", f"{WIRE}[another vni]", TUNNEL, "if (vxlan->vni != cfg->vni)", "if (0)"),

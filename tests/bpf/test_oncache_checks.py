@@ -82,6 +82,50 @@ def test_a_mark_that_names_no_slot_is_left_as_it_was(rig: Rig) -> None:
     assert (run.moved, run.mark) == ({"not_learned.mark": 1}, 0x3FF)
 
 
+# --- lengths that disagree; TCP has none of its own
+
+
+TRUNCATED = {"base_path.truncated": 1}
+
+
+def shortened(packet: Packet, *layers: type[Packet]) -> Packet:
+    """Some layers say that they are a byte shorter than they are."""
+    changed = Ether(bytes(packet))
+    for layer in layers:
+        changed[layer].len -= 1
+        if layer is IP:
+            del changed[IP].chksum
+    return Ether(bytes(changed))
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [shortened(TCP_OUT, IP), bytes(TCP_OUT) + b"x", bytes(TCP_OUT)[:-1]],
+    ids=["ip", "bytes behind", "bytes missing"],
+)
+def test_a_pods_frame_that_is_not_as_long_as_it_says(warm: Rig, packet: Packet | bytes) -> None:
+    run = warm.run("from_pod", packet)
+    assert (run.verdict, run.data, run.moved) == (BASE, bytes(packet), TRUNCATED)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        shortened(wrap(TCP_IN), IP, UDP),
+        shortened(wrap(TCP_IN), UDP),
+        wrap(shortened(TCP_IN, IP)),
+        bytes(wrap(TCP_IN)) + b"x",
+        bytes(wrap(TCP_IN))[:-1],
+    ],
+    ids=["tunnel", "udp", "inner", "bytes behind", "bytes missing"],
+)
+def test_an_arriving_frame_that_is_not_as_long_as_it_says(
+    warm: Rig, packet: Packet | bytes
+) -> None:
+    run = warm.run("from_wire", packet)
+    assert (run.verdict, run.data, run.moved) == (BASE, bytes(packet), TRUNCATED)
+
+
 # --- what others may do to a flow
 
 
