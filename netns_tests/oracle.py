@@ -265,9 +265,15 @@ class Stage:
         self.shape, self.device, self.tx_offload = shape, device, True
         self.pod, self.far_pod = (host.pods["p1"] for host in hosts)
         self.neighbour = self.near.pod("p2")
+        (tunnel,) = self.near.netlink.link("get", index=self.near.index(self.near.tunnel))
+        tunnel_mtu = tunnel.get("mtu")
         pods = (self.pod, self.far_pod, self.neighbour)
-        self.pod_mtu(POD_MTU)
         for pod in pods:
+            for where, name in ((pod, pod.device), (pod.host, pod.host_device)):
+                where.netlink.link("set", index=where.index(name), mtu=POD_MTU)
+            # The pod's own sockets keep to what the tunnel carries.
+            route = pod.command(["ip", "route", "show", "default"]).stdout.split()
+            pod.command(["ip", "route", "replace", *route, "mtu", str(tunnel_mtu)])
             # Flows are made by hand: a kernel that knows nothing of them must not answer.
             pod.command(["nft", "-f", "-"], text=_MUTE)
             for port in (NEAR_PORT, FAR_PORT, FENCE_PORTS[1]):
@@ -296,11 +302,6 @@ class Stage:
             injector.close()
         for capture in (self._at_far, self._at_near, self._on_wire):
             capture.__exit__(None, None, None)
-
-    def pod_mtu(self, mtu: int) -> None:
-        for pod in (self.pod, self.far_pod):
-            for where, name in ((pod, pod.device), (pod.host, pod.host_device)):
-                where.netlink.link("set", index=where.index(name), mtu=mtu)
 
     def offload(self, on: bool) -> None:
         """Uplinks finish checksums and cut segments themselves, or leave both to the kernel."""
