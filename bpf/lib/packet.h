@@ -11,6 +11,7 @@
 #include "flow.h"
 #include "headers.h"
 #include "mac.h"
+#include "sum.h"
 
 struct cursor {
 	void *pos;
@@ -251,6 +252,9 @@ static __always_inline __u64 *packet_describe(struct cursor *c, struct packet *p
 		return odd ? odd : &count->base_path.protocol;
 	if (odd)
 		return odd;
+	/* The next router drops it; sent on it would be kept wrong. */
+	if (!p->is_ip6 && fold(sum16(&p->ip4, sizeof(p->ip4))) != 0xffff)
+		return &count->base_path.header_checksum;
 	if (!reason && p->header > p->length)
 		return &count->base_path.truncated;
 	return reason;

@@ -37,24 +37,6 @@ static __always_inline __u8 tunnel_tos(const struct config *cfg, __u8 template, 
 	return (dscp & ~ECN_MASK) | (ecn == ECN_CE ? 2 : ecn);
 }
 
-/* One's complement sum of `length` bytes; a constant, even. Byte order does not matter to it. */
-static __always_inline __u32 sum16(const void *data, int length)
-{
-	const __u16 *word = data;
-	__u32 sum = 0;
-
-#pragma unroll
-	for (int i = 0; i < length / 2; i++)
-		sum += word[i];
-	return sum;
-}
-
-static __always_inline __u16 fold(__u32 sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16);
-	return (sum & 0xffff) + (sum >> 16);
-}
-
 /*
  * What differs from packet to packet of a path. id is not random, but different
  * for each packet: where DF is clear it tells fragments apart.
@@ -140,6 +122,8 @@ static __always_inline __u64 *outer_ip4(struct cursor *c, struct counters *count
 	if (!ip || ip->protocol != IPPROTO_UDP || ip->version_ihl != IP4_VERSION_IHL ||
 	    ip->frag_off & bpf_htons(IP4_OFFSET))
 		return &count->base_path.not_tunnel;
+	if (fold(sum16(ip, sizeof(*ip))) != 0xffff)
+		return &count->base_path.header_checksum;
 	o->length = sizeof(struct vxlan4);
 	o->udp_length = bpf_ntohs(ip->tot_len) - IP4_HDR_LEN;
 	o->tos = ip->tos;

@@ -212,8 +212,9 @@ def _config(top: Section) -> Config:
         store=top.take("store", _store, default.store),
         limits=_limits(top.section("limits")),
         guard=_guard(top.section("guard")),
-        deadline_seconds=top.take("deadline_seconds", _seconds(0.5), default.deadline_seconds),
-        lease_seconds=top.take("lease_seconds", _seconds(0.1), default.lease_seconds),
+        deadline_seconds=top.take("deadline_seconds", _seconds(0.5, 60), default.deadline_seconds),
+        # conntrack may see a flow only every second lease, and gives a young UDP flow 30 s.
+        lease_seconds=top.take("lease_seconds", _seconds(0.1, 14), default.lease_seconds),
         mark_mask=top.take("mark_mask", _mark_mask, default.mark_mask),
         slices_node=_slices_node(top.section("slices")) if "slices" in top else None,
     )
@@ -369,13 +370,11 @@ def _integer(low: int, high: int) -> Callable[[str, Any], int]:
     return read
 
 
-def _seconds(low: float) -> Callable[[str, Any], float]:
-    # Twice the lease may pass before a flow is seen again by conntrack, whose shortest timer for an
-    # established flow is 120 s.
+def _seconds(low: float, high: float) -> Callable[[str, Any], float]:
     def read(path: str, raw: Any) -> float:
         number = isinstance(raw, int | float) and not isinstance(raw, bool) and math.isfinite(raw)
-        if not number or not low <= raw <= 60:
-            raise _wrong(path, raw, f"a number of seconds from {low} to 60")
+        if not number or not low <= raw <= high:
+            raise _wrong(path, raw, f"a number of seconds from {low} to {high}")
         return float(raw)
 
     return read

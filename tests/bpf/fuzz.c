@@ -325,7 +325,7 @@ static u32 l4_check_at(const u8 *ip)
 	X(not_ip) X(truncated) X(ip_options) X(fragment) X(protocol) X(tcp_flags) X(icmp_type) \
 	X(not_tunnel) X(outer) X(vni) X(peer) X(ecn) X(checksum) \
 	X(unknown_pod) X(spoofed) X(miss) X(unconfirmed) X(closed) X(order) \
-	X(size) X(ttl) X(mac) X(helper)
+	X(size) X(ttl) X(mac) X(helper) X(header_checksum) X(segments)
 /* clang-format on */
 
 enum reason {
@@ -451,7 +451,7 @@ static u32 inspect_ip4(struct view *v, const u8 *ip, u32 have)
 	if (header > have)
 		v->reasons |= WHY(truncated);
 	if (!ip4_valid(ip, header > have ? 20 : header))
-		v->doubtful = true;
+		v->reasons |= WHY(header_checksum);
 	if (fragment & 0x3fff)
 		v->reasons |= WHY(fragment);
 	return fragment & 0x1fff ? 0 : header;
@@ -601,8 +601,6 @@ static u32 inspect_tunnel(struct view *v, const u8 *data, u32 length, u32 inner)
 		why |= WHY(truncated);
 	if (is6(ip) && !be(udp + 6, 2) && !zero_sum6_rx)
 		why |= WHY(checksum);
-	if (!is6(ip) && !ip4_valid(ip, 20))
-		v->doubtful = true;
 	return why;
 }
 
@@ -628,6 +626,8 @@ static struct view inspect_from_wire(const u8 *data, u32 length)
 		v.reasons = WHY(truncated) | WHY(not_tunnel);
 	if (is6(data + ETHER) && outer_mapped(data + ETHER))
 		v.reasons |= WHY(outer);
+	if (!is6(data + ETHER) && !ip4_valid(data + ETHER, 20))
+		v.reasons |= WHY(header_checksum);
 	if (v.reasons)
 		return v;
 	if (be(data + inner - 14, 2) != port) {
@@ -1456,7 +1456,7 @@ static struct view first_hook(enum hook hook, const struct input *in, struct run
 
 	trace(hook, in, run);
 	if (in->context.gso_size) /* of no type: the kernel makes no room for those */
-		v.reasons |= WHY(helper) | WHY(size) | WHY(checksum);
+		v.reasons |= WHY(helper) | WHY(size) | WHY(checksum) | WHY(segments);
 	broken = rules_of_first_hook(hook, in, run);
 	if (!broken)
 		broken = rules_of_eligibility(&v, state, run);

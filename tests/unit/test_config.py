@@ -96,7 +96,7 @@ WRONG = [
     (LEAST + "slices: {}", "slices.node is missing", "add slices.node"),
     (LEAST + "slices: {name: host0}", "slices.name", "node"),
     (LEAST + "deadline_seconds: .nan", "deadline_seconds", "seconds"),
-    (LEAST + "lease_seconds: 3600", "lease_seconds", "to 60"),
+    (LEAST + "lease_seconds: 3600", "lease_seconds", "to 14"),
     (LEAST + "mark_mask: 0xf", "mark_mask", "8 to 10"),
     (LEAST + "mark_mask: 0x1f7", "mark_mask", "neighbouring"),
     (LEAST + "node: {uplink: eth1}", "node", "YAML"),
