@@ -82,6 +82,7 @@ def test_a_demo_that_is_stopped_leaves_nothing(
 INTERRUPTED_FORK = """
 import os, signal, subprocess, sys
 from netns_tests.lab import processes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as if never ignored by a parent
 children = []
 real = subprocess.Popen
 subprocess.Popen = lambda *a, **k: children.append(real(*a, **k)) or children[-1]

@@ -36,6 +36,8 @@ def python(module: str, *args: str) -> list[str]:
 
 def _in_the_child() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # A shell starts what it puts into the background with SIGINT ignored, which is inherited.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
