@@ -15,7 +15,6 @@ compare-and-set keeps them apart.
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from fabric_agent.slices import hosts, table
 from fabric_agent.slices.model import Fabric
 from fabric_agent.slices.table import Table
 from fabric_agent.store import ConflictError, Document, Store
+from fabric_agent.store.readable import readable
 from oncache.core.errors import OncacheError
 
 LEASE: Final = "controller"
@@ -51,13 +51,13 @@ class Controller:
         are being served."""
         with self._store.watch(REQUESTS) as watch:
             while not (lease := self._store.lease(LEASE)):
-                if select.select([stop], [], [], RETRY_SECONDS)[0]:
+                if readable([stop], RETRY_SECONDS):
                     return
             with lease:
                 self.serve()
                 if ready is not None:
                     os.write(ready, b"\n")
-                while stop not in select.select([stop, watch.fileno()], [], [])[0]:
+                while stop not in readable([stop, watch.fileno()]):
                     watch.changes()
                     self.serve()
 

@@ -13,7 +13,6 @@ import fcntl
 import json
 import os
 import re
-import select
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from fabric_agent.store import ConflictError, Document, StoreError, Value
+from fabric_agent.store.readable import readable
 
 FORMAT = 1
 WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -158,7 +158,7 @@ class DirectoryWatch:
         return self._file
 
     def changes(self, timeout: float | None = 0) -> frozenset[str]:
-        if not select.select([self._file], [], [], timeout)[0]:
+        if not readable([self._file], timeout):
             return frozenset()
         keys: set[str] = set()
         for mask, name in _events(os.read(self._file, 1 << 16)):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from fabric_agent.store.readable import readable
 from netns_tests.lab import processes
 from netns_tests.lab.errors import AgentError
 
@@ -99,7 +99,7 @@ class Agent:
     def _wait_ready(self, ready: int) -> None:
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
-            if not select.select([ready], [], [], _POLL_SECONDS)[0]:
+            if not readable([ready], _POLL_SECONDS):
                 continue
             if os.read(ready, 1):
                 return

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
 import time
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
+from fabric_agent.store.readable import readable
 from netns_tests.lab.namespaces import Namespace
 
 SECONDS = 5.0
@@ -150,7 +150,7 @@ def _echo_reply(
 ) -> int | None:
     """The TTL of the awaited reply, None if it does not come."""
     while (left := deadline - time.monotonic()) > 0:
-        if not select.select([raw], [], [], left)[0]:
+        if not readable([raw], left):
             break
         icmp, ttl = _received(raw, version)
         kind, _, _, theirs, number = _ICMP.unpack_from(icmp)

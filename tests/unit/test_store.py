@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,16 @@ def test_stores_are_opened_by_name(tmp_path: Path) -> None:
     assert open_store(f"dir:{tmp_path}/s").list("a") == ()
     with pytest.raises(ConfigError):
         open_store("etcd://127.0.0.1:2379")
+
+
+def test_a_watch_works_with_a_descriptor_that_select_refuses(tmp_path: Path) -> None:
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        store = open_store(f"dir:{tmp_path}/store")
+        with store.watch("nodes") as watch:
+            assert watch.fileno() > 1024
+            store.put_if("nodes/a", {"format": 1}, 0)
+            assert watch.changes(5.0) == {"nodes/a"}
+    finally:
+        for file in taken:
+            os.close(file)

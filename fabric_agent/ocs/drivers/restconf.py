@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from select import select
 from socket import socket
 from threading import Event
 from typing import Any
@@ -39,6 +38,7 @@ from fabric_agent.ocs.drivers.base import (
     Table,
     polled,
 )
+from fabric_agent.store.readable import readable
 from oncache.core.errors import ConfigError
 
 MEDIA = "application/yang-data+json"
@@ -299,4 +299,4 @@ def _readable(sock: socket) -> bool:
     """Waits a moment. A read that timed out would end the stream for good."""
     if isinstance(sock, ssl.SSLSocket) and sock.pending():
         return True
-    return bool(select([sock], [], [], STREAM_LOOK)[0])
+    return bool(readable([sock], STREAM_LOOK))
