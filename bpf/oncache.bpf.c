@@ -646,9 +646,9 @@ static __always_inline int half_current(const struct half *half, __u64 pod, __u3
 
 /*
  * Publishes a half, and both once each direction has been delivered and the flow
- * is established. The caller
- * has read the generations; the epoch is looked at after them, because the agent
- * moves it before them: a packet of the old state never carries a new generation.
+ * is established. The caller has read the generations; the epoch is looked at after
+ * them, because the agent moves it before them: a packet of the old state never
+ * carries a new generation.
  */
 static __always_inline int learn_half(struct half *half, struct half *other,
 				      const struct config *cfg, const struct slot *slot,

@@ -5,13 +5,14 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from oncache.core.addresses import V4_MAPPED
+
 S = TypeVar("S")
 H = TypeVar("H")
 R = TypeVar("R")
 Columns = tuple[Any, ...]
 
 PROTOCOLS = {"tcp": 6, "udp": 17, "icmp": 1, "icmp6": 58}
-V4_MAPPED = bytes(10) + b"\xff\xff"
 
 # What of an entry is read: of the key, then of both halves and the flags of both together.
 KEY_COLUMNS = ("local", "remote", "local_port", "remote_port", "protocol")

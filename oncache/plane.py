@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address
 from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from oncache.core import attach, bpffs, libbpf, maps
+from oncache.core.addresses import pack, unpack
 from oncache.core.attach import Direction
 from oncache.core.config import Limits
 from oncache.core.errors import ConfigError, LayoutError, NotLoadedError, OncacheError
@@ -26,7 +27,6 @@ from oncache.flows import (
     KEY_COLUMNS,
     PROTOCOLS,
     ROWS,
-    V4_MAPPED,
     FlowRow,
     Form,
     H,
@@ -247,14 +247,14 @@ class Plane:
         config.zero_sum6_rx = settings.zero_sum6_rx
         config.lease = int(settings.lease_seconds * 1e9)
         config.mark_mask, config.mark_shift, config.nonces = settings.mark_mask, shift, nonces
-        config.local = _pack(config.local, settings.local)
+        config.local = pack(type(config.local), settings.local)
         self.invalidate_all()
         self.resume_learning()
 
     def settings(self) -> Settings | None:
         """What the programs were told; None before the first ``configure``."""
         config = self._config
-        local = _unpack(config.local)
+        local = unpack(config.local)
         if local is None:
             return None
         return Settings(
@@ -340,7 +340,7 @@ class Plane:
             index: PodEntry(
                 ifindex=pod.ifindex,
                 mac=bytes(pod.mac),
-                addresses=tuple(a for a in map(_unpack, pod.address) if a is not None),
+                addresses=tuple(a for a in map(unpack, pod.address) if a is not None),
                 name=self._names.get(index, ""),
             )
             for index, pod in enumerate(self._pods)
@@ -363,7 +363,7 @@ class Plane:
         pod = self._pods[index]
         pod.mac = (ct.c_uint8 * 6).from_buffer_copy(entry.mac)
         for slot, address in enumerate(sorted(entry.addresses, key=lambda a: a.version)):
-            pod.address[slot] = _pack(pod.address[slot], address)
+            pod.address[slot] = pack(type(pod.address[slot]), address)
         self._bump(pod)
         pod.ifindex = entry.ifindex
         self._devices.update(ct.c_uint32(entry.ifindex), ct.c_uint32(index))
@@ -384,7 +384,7 @@ class Plane:
 
     def peers(self) -> frozenset[Address]:
         """Tunnel addresses of the nodes that packets are learned from."""
-        found = (_unpack(key) for key, _ in self._peers.items())
+        found = (unpack(key) for key, _ in self._peers.items())
         return frozenset(address for address in found if address is not None)
 
     def set_peers(self, wanted: Iterable[Address]) -> None:
@@ -392,9 +392,9 @@ class Plane:
         wanted, have = frozenset(wanted), self.peers()
         key_type = self._types["peers"][0]
         for address in have - wanted:
-            self._peers.delete(_pack(key_type(), address))
+            self._peers.delete(pack(key_type, address))
         for address in wanted - have:
-            self._peers.update(_pack(key_type(), address), ct.c_uint32(1))
+            self._peers.update(pack(key_type, address), ct.c_uint32(1))
 
     # --- attaching
 
@@ -534,7 +534,7 @@ class Plane:
         self, protocol: str, local: Address, lport: int, remote: Address, rport: int
     ) -> Any:
         key = self._types["filter_cache"][0]()
-        key.local, key.remote = _pack(key.local, local), _pack(key.remote, remote)
+        key.local, key.remote = pack(type(key.local), local), pack(type(key.remote), remote)
         key.local_port, key.remote_port = lport, rport
         key.protocol = PROTOCOLS[protocol]
         return key
@@ -571,19 +571,6 @@ def _details(half: HalfRow, outward: bool) -> tuple[str, ...]:
     if half.peer:
         lines.append(f"from node {half.peer}")
     return tuple(lines)
-
-
-def _pack(kind: Any, address: Address) -> Any:
-    """An address as struct address: IPv4 is kept IPv4-mapped."""
-    raw = V4_MAPPED + address.packed if address.version == 4 else address.packed
-    return type(kind).from_buffer_copy(raw)
-
-
-def _unpack(value: Any) -> Address | None:
-    raw = bytes(value)
-    if not any(raw):
-        return None
-    return ip_address(raw[12:]) if raw.startswith(V4_MAPPED) else ip_address(raw)
 
 
 def _mac(value: Any) -> str:

@@ -210,11 +210,6 @@ static __always_inline enum ecn tunnel_ecn(__u8 outer, __u8 inner)
 	return ECN_ODD;
 }
 
-static __always_inline void ip6_set_ce(struct ip6 *ip)
-{
-	ip->flow |= bpf_htonl(ECN_CE << 20);
-}
-
 static __always_inline void ip4_set_ce(struct ip4 *ip)
 {
 	__u32 sum = (__u16)~ip->check + bpf_htons(ip->tos | ECN_CE) + (__u16)~bpf_htons(ip->tos);

@@ -8,12 +8,12 @@ from oncache.core.net import IpAddress
 
 T = TypeVar("T")
 
-_V4_MAPPED = bytes(10) + b"\xff\xff"
+V4_MAPPED = bytes(10) + b"\xff\xff"
 
 
 def pack(kind: type[T], address: IpAddress) -> T:
     """An address as an instance of the struct's class."""
-    raw = _V4_MAPPED + address.packed if address.version == 4 else address.packed
+    raw = V4_MAPPED + address.packed if address.version == 4 else address.packed
     packed: T = kind.from_buffer_copy(raw)  # type: ignore[attr-defined]
     return packed
 
@@ -23,4 +23,4 @@ def unpack(value: Any) -> IpAddress | None:
     raw = bytes(value)
     if not any(raw):
         return None
-    return ip_address(raw[12:]) if raw.startswith(_V4_MAPPED) else ip_address(raw)
+    return ip_address(raw[12:]) if raw.startswith(V4_MAPPED) else ip_address(raw)

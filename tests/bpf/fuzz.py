@@ -43,7 +43,7 @@ from bench import rig as lab
 from bench.rig import Rig
 from netns_tests.nodes import flat
 from oncache.core import libbpf
-from oncache.flows import V4_MAPPED
+from oncache.core.addresses import V4_MAPPED
 from oncache.plane import PodEntry
 
 POD6, REMOTE6 = "fd00:1::11", "fd00:2::11"

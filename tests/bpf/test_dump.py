@@ -16,8 +16,8 @@ import pytest
 
 from oncache.cli import caches, main
 from oncache.core import libbpf, maps
+from oncache.core.addresses import V4_MAPPED
 from oncache.core.config import Limits
-from oncache.flows import V4_MAPPED
 from oncache.plane import Plane
 from tests.bpf import toy
 

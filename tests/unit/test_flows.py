@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from oncache.flows import ROWS, V4_MAPPED, Columns, FlowRow, Form, Validity, reader
+from oncache.core.addresses import V4_MAPPED
+from oncache.flows import ROWS, Columns, FlowRow, Form, Validity, reader
 
 NOW = 100_000_000_000
 POD, REMOTE, PEER = "10.1.0.11", "10.2.0.11", "192.0.2.2"
